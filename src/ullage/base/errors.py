@@ -1,0 +1,89 @@
+"""Every error that Ullage raises on purpose.
+
+    UllageError
+    ├── ConfigError               a setting that can't be honoured
+    ├── ModelFileError            a model file that is damaged, incomplete or not supported
+    ├── PlanError                 the memory plan can't hold
+    ├── RequestError              one request is wrong or can't be served
+    │   ├── InvalidRequestError       a field has a value that can't be honoured
+    │   ├── ContextLengthError        prompt + output exceed the model's context
+    │   ├── KVCapacityError           the request can never fit in the KV pool
+    │   ├── ModelNotFoundError        the request names a model that isn't served
+    │   └── QueueFullError            no room to wait in; try again later
+    └── EngineError               the engine failed; not the caller's fault
+
+The message says what happened; ``hint`` says what to change. What each class becomes over HTTP stands in one
+table, ``ullage.protocol.errors``.
+"""
+
+from __future__ import annotations
+
+
+class UllageError(Exception):
+    """Base of the tree.
+
+    :param message: what happened, in one line
+    :param hint: what the reader can change to make it work
+    """
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message} ({self.hint})" if self.hint else self.message
+
+
+class ConfigError(UllageError):
+    """A setting that can't be honoured. Settings are refused, never adjusted."""
+
+
+class ModelFileError(UllageError):
+    """A model file that is damaged, incomplete or of a kind that isn't supported."""
+
+
+class PlanError(UllageError):
+    """The memory plan can't hold on this machine."""
+
+
+class RequestError(UllageError):
+    """One request is wrong or can't be served.
+
+    :param param: the request field at fault, if there is one
+    """
+
+    def __init__(self, message: str, *, param: str | None = None, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.param = param
+
+
+class InvalidRequestError(RequestError):
+    """A field is missing, malformed, out of range or not supported."""
+
+
+class ContextLengthError(RequestError):
+    """The prompt, or prompt + output, exceeds the model's context."""
+
+
+class KVCapacityError(RequestError):
+    """The request needs more KV blocks than the whole pool has: it could never run."""
+
+
+class ModelNotFoundError(RequestError):
+    """The request names a model that this server doesn't serve."""
+
+
+class QueueFullError(RequestError):
+    """The bounded waiting queue is full.
+
+    :param retry_after_seconds: when a retry is likely to succeed
+    """
+
+    def __init__(self, message: str, *, retry_after_seconds: float) -> None:
+        super().__init__(message)
+        self.retry_after_seconds = retry_after_seconds
+
+
+class EngineError(UllageError):
+    """The engine failed while serving; the request itself was fine."""

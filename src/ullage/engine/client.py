@@ -1,0 +1,104 @@
+"""The wide seam: a whole engine, as the service sees it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Literal
+
+from ullage.base.errors import UllageError
+from ullage.engine.sampling_params import SamplingParams
+from ullage.plan.ledger import LedgerSnapshot
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """What to generate from. Token ids, never text: tokenizing is the caller's."""
+
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    cache_salt: str = ""
+    """Requests share cached prefixes only when their salts are equal."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """One generated token, its log-probability, and the best ones in its place."""
+
+    token_id: int
+    logprob: float
+    top_logprobs: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationOutput:
+    """One event of a request. The last one, and only it, has a ``finish_reason``; every accepted request gets one.
+
+    ``text`` may lag behind ``token_ids`` (half a UTF-8 character, or what may become a stop text, is held back); joined
+    over all events it is complete. Counts are totals so far.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...]
+    """One per entry of ``token_ids`` when asked for, else empty."""
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    """Prompt tokens whose keys and values came from the prefix cache."""
+    num_output_tokens: int
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    """The stop text or stop token id that ended the output; None at the model's own end of sequence."""
+    error: UllageError | None = None
+    """Set when ``finish_reason`` is ``error``."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatus:
+    """What health checks and logs need to know."""
+
+    healthy: bool
+    detail: str
+    """Why not healthy, else what it is doing."""
+    num_running: int
+    num_waiting: int
+    num_steps: int
+    seconds_since_step: float
+    """Since the last completed step, or since start."""
+
+
+class EngineClient(ABC):
+    """A whole engine: accepts requests, answers each with a stream of outputs.
+
+    Bound to the event loop that called ``start``.
+    """
+
+    max_model_len: int
+    """Prompt + output tokens of one request at most."""
+
+    @abstractmethod
+    async def start(self) -> None:
+        """Returns when requests can be served."""
+
+    @abstractmethod
+    async def stop(self) -> None:
+        """Ends what still runs with a final ``abort`` event, then frees everything. Idempotent."""
+
+    @abstractmethod
+    def submit(self, request: GenerationRequest) -> AsyncIterator[GenerationOutput]:
+        """Accepts or refuses at once; the iterator then gives the outputs.
+
+        Leaving the iterator early (``aclose``, cancellation) aborts the request: its blocks are free within one step.
+
+        :raises RequestError: can never be served (context, pool) or can't now (queue full); nothing was accepted
+        :raises EngineError: the engine isn't running
+        """
+
+    @abstractmethod
+    def ledger(self) -> LedgerSnapshot: ...
+
+    @abstractmethod
+    def status(self) -> EngineStatus: ...

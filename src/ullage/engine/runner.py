@@ -1,0 +1,27 @@
+"""The narrow seam: something that runs one step of a model on one device."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from ullage.engine.step import SampledToken, ScheduledStep
+
+
+class ModelRunner(Protocol):
+    """Runs one step. Owns the tensors (weights, KV pool, workspace), keeps no state of any request."""
+
+    name: str
+    """What the user is told runs the model, e.g. ``native (avx512)``."""
+
+    def execute(self, step: ScheduledStep) -> list[SampledToken]:
+        """Writes keys and values of all scheduled tokens into their blocks; returns a token for each request with
+        ``needs_logits``, in order. Block ``b`` holds tokens ``i * block_size ...`` of a request when ``b`` is entry
+        ``i`` of its block table.
+
+        :raises EngineError: the step failed; the engine can't go on
+        """
+        ...
+
+    def close(self) -> None:
+        """Frees the tensors. Nothing may be executed afterwards."""
+        ...

@@ -1,0 +1,45 @@
+"""The one view of a model on disk, whatever its format: a spec, tensors by canonical name, tokenizer and template."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ullage.models.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from ullage.models.tokenizer import Tokenizer
+
+
+class ModelFile(Protocol):
+    """An opened model. Tensors are memory-mapped; nothing is read before it is asked for."""
+
+    path: Path
+    spec: ModelSpec
+
+    def tensor_names(self) -> Iterator[str]:
+        """Canonical names (see ``expected_tensors``), each exactly once, in execution order."""
+        ...
+
+    def read_tensor(self, name: str) -> NDArray[np.float32]:
+        """One tensor, dequantised to float32, in canonical shape and order (a fresh array: drop it when packed).
+
+        :raises ModelFileError: when the data is truncated or holds NaN or infinity
+        """
+        ...
+
+    def stored_bytes(self) -> int:
+        """Bytes of tensor data in the file(s)."""
+        ...
+
+    def tokenizer(self) -> Tokenizer: ...
+
+    def chat_template(self) -> str | None:
+        """Source of the model's jinja2 chat template; None for a base model."""
+        ...
+
+    def close(self) -> None: ...
