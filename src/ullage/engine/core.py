@@ -1,0 +1,105 @@
+"""The engine, in tokens. The page to read first.
+
+``step`` is all of it: the scheduler says what to run, the runner runs it, the scheduler takes the result in. What they
+say to each other stands in ``step.py``; who runs when, in ``scheduler.py``; where keys and values lie, in
+``kv_cache.py``. ``output.py`` makes text of the tokens.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Sequence
+
+from ullage.base.errors import QueueFullError
+from ullage.engine.kv_cache import KVCacheConfig, KVCacheManager
+from ullage.engine.request import Request, RequestLimits, TokenOutput
+from ullage.engine.runner import ModelRunner
+from ullage.engine.sampling_params import SamplingParams
+from ullage.engine.scheduler import Scheduler, SchedulerConfig
+from ullage.plan.ledger import MemoryLedger
+
+
+class EngineCore:
+    """Scheduler, KV cache and runner. Belongs to one thread; only ``limits`` may be used from others.
+
+    The same requests in the same order give the same tokens, whatever runs beside them.
+
+    :param eos_token_ids: the model's own end-of-sequence ids
+    :param seed: from which requests that bring no seed get theirs
+    """
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        kv_config: KVCacheConfig,
+        scheduler_config: SchedulerConfig,
+        *,
+        ledger: MemoryLedger,
+        vocab_size: int,
+        eos_token_ids: Collection[int] = (),
+        seed: int = 0,
+    ) -> None:
+        self.runner = runner
+        self.ledger = ledger
+        self.scheduler = Scheduler(scheduler_config, KVCacheManager(kv_config, ledger))
+        self.limits = RequestLimits(
+            scheduler_config.max_model_len, kv_config.num_blocks, kv_config.block_size, vocab_size
+        )
+        self._eos_token_ids = frozenset(eos_token_ids)
+        self._seeds = random.Random(seed)
+        self._num_accepted = 0
+
+    def step(self) -> list[TokenOutput]:
+        """Runs what is due; needs ``has_work``. A request whose prompt isn't done yet has no output.
+
+        :raises EngineError: the runner failed; the engine can't go on
+        """
+        step = self.scheduler.schedule()
+        sampled = self.runner.execute(step)  # the GIL is released inside
+        return self.scheduler.update(step, sampled)
+
+    def add_request(self, prompt_token_ids: Sequence[int], sampling: SamplingParams, *, cache_salt: str = "") -> int:
+        """Accepts a request or refuses it at once.
+
+        :return: the request's id, greater than all before
+        :raises RequestError: it can never be served, or (``QueueFullError``) not before another one ends
+        """
+        self.limits.check(prompt_token_ids, sampling)
+        max_requests = self.scheduler.config.max_requests
+        if self.num_requests >= max_requests:  # who drives the steps knows best when to retry: after the next ones
+            raise QueueFullError(f"{max_requests} requests are waiting or running already", retry_after_seconds=0.0)
+        request = Request(
+            request_id=self._num_accepted,
+            token_ids=list(prompt_token_ids),
+            num_prompt_tokens=len(prompt_token_ids),
+            sampling=sampling,
+            seed=self._seeds.getrandbits(64) if sampling.seed is None else sampling.seed,
+            eos_token_ids=frozenset() if sampling.ignore_eos else self._eos_token_ids,
+            cache_salt=cache_salt,
+        )
+        self._num_accepted += 1
+        self.scheduler.add(request)
+        return request.request_id
+
+    def abort(self, request_id: int) -> bool:
+        """Ends a request now: its blocks are free, no output follows. False when it had ended already."""
+        return self.scheduler.abort(request_id)
+
+    @property
+    def num_requests(self) -> int:
+        """Waiting and running."""
+        return len(self.scheduler.requests)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.scheduler.requests)
+
+    def check_integrity(self) -> None:
+        """:raises EngineError: blocks, tables and ledger don't agree (a bug)"""
+        self.scheduler.kv_cache.check_integrity(request.block_ids for request in self.scheduler.running)
+
+    def close(self) -> None:
+        """Ends all requests without output, then frees the runner's memory."""
+        for request_id in list(self.scheduler.requests):
+            self.abort(request_id)
+        self.runner.close()

@@ -1,0 +1,150 @@
+"""One request as the scheduler sees it, and what must hold before it becomes one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from ullage.base.errors import ContextLengthError, InvalidRequestError, KVCapacityError
+from ullage.engine.client import FinishReason
+from ullage.engine.sampling_params import SamplingParams
+
+
+class RequestStatus(Enum):
+    WAITING = auto()
+    """Holds no blocks: new, or preempted."""
+    RUNNING = auto()
+    """Holds blocks for all tokens it has; runs in every step."""
+    FINISHED = auto()
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """The changing state of one request. The scheduler owns it.
+
+    ::
+
+        token_ids   [ prompt ............................ | output ...... ]
+                    0         num_computed_tokens          num_prompt_tokens    num_tokens
+                    [ keys and values are in the blocks ][ still to be run ...... ]
+    """
+
+    request_id: int
+    """Numbered by arrival: the smaller one came first."""
+    token_ids: list[int]
+    """Prompt, then output; only ever appended to."""
+    num_prompt_tokens: int
+    sampling: SamplingParams
+    seed: int
+    eos_token_ids: frozenset[int] = frozenset()
+    """End-of-sequence ids that end this request; empty when it ignores them."""
+    cache_salt: str = ""
+
+    status: RequestStatus = RequestStatus.WAITING
+    finish_reason: FinishReason | None = None
+    stop_reason: int | None = None
+    """The id of ``sampling.stop_token_ids`` that ended it."""
+    block_ids: list[int] = field(default_factory=list)
+    """The block table. Appended to while the request runs; a new list after it gave its blocks back."""
+    num_computed_tokens: int = 0
+    """Tokens whose keys and values are in the blocks."""
+    num_cached_tokens: int = 0
+    """Prompt tokens found in the prefix cache when it first ran."""
+    num_preemptions: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def num_pending_tokens(self) -> int:
+        """Tokens still to be run: 1 is a decode, more are a prefill."""
+        return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def banned_token_ids(self) -> tuple[int, ...]:
+        """Tokens that would end the output before ``min_tokens``."""
+        if self.num_output_tokens >= self.sampling.min_tokens:
+            return ()
+        return (*sorted(self.eos_token_ids), *self.sampling.stop_token_ids)
+
+    def append(self, token_id: int) -> None:
+        """Adds a generated token and notes whether the output ends with it.
+
+        ``max_tokens`` also stands for the context limit: ``RequestLimits`` lets in no request that could pass it.
+        """
+        self.token_ids.append(token_id)
+        if token_id in self.eos_token_ids:
+            self.finish_reason = "stop"
+        elif token_id in self.sampling.stop_token_ids:
+            self.finish_reason, self.stop_reason = "stop", token_id
+        elif self.num_output_tokens >= self.sampling.max_tokens:
+            self.finish_reason = "length"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenOutput:
+    """What a step gave one request: exactly one new token. The last one, and only it, has a ``finish_reason``."""
+
+    request_id: int
+    token_id: int
+    logprob: float | None
+    top_logprobs: tuple[tuple[int, float], ...]
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_output_tokens: int
+    finish_reason: FinishReason | None = None
+    stop_reason: int | None = None
+    """The stop token id that ended the output; None at the model's own end of sequence."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLimits:
+    """What any request must keep to be served at all. Plain numbers: may be asked from any thread."""
+
+    max_model_len: int
+    """Prompt + output tokens."""
+    num_blocks: int
+    """Blocks in the KV pool."""
+    block_size: int
+    """Tokens in a block."""
+    vocab_size: int
+
+    def check(self, prompt_token_ids: Sequence[int], sampling: SamplingParams) -> None:
+        """:raises RequestError: the request could never be served; says which number is in the way"""
+        if not prompt_token_ids:
+            raise InvalidRequestError("the prompt is empty", param="prompt", hint="send at least one token")
+        self._check_vocabulary("prompt", prompt_token_ids)
+        self._check_vocabulary("logit_bias", sampling.logit_bias.keys())
+        self._check_vocabulary("stop_token_ids", sampling.stop_token_ids)
+        self._check_length(len(prompt_token_ids), sampling.max_tokens)
+
+    def _check_length(self, num_prompt_tokens: int, max_tokens: int) -> None:
+        num_tokens = num_prompt_tokens + max_tokens
+        asked = f"{num_prompt_tokens} prompt tokens + {max_tokens} output tokens = {num_tokens}"
+        if num_tokens > self.max_model_len:
+            raise ContextLengthError(
+                f"{asked}, but the context limit is {self.max_model_len} tokens",
+                param="max_tokens" if num_prompt_tokens < self.max_model_len else "prompt",
+                hint="shorten the prompt or ask for fewer output tokens",
+            )
+        num_blocks = -(-num_tokens // self.block_size)
+        if num_blocks > self.num_blocks:
+            raise KVCapacityError(
+                f"{asked} need {num_blocks} KV blocks, but the pool has {self.num_blocks}: "
+                f"at most {self.num_blocks * self.block_size} tokens",
+                param="max_tokens" if num_prompt_tokens < self.num_blocks * self.block_size else "prompt",
+                hint="shorten the prompt or ask for fewer output tokens, or serve with a larger --kv-memory",
+            )
+
+    def _check_vocabulary(self, param: str, token_ids: Iterable[int]) -> None:
+        for token_id in token_ids:
+            if not 0 <= token_id < self.vocab_size:
+                raise InvalidRequestError(
+                    f"{param} has token id {token_id}, but ids go from 0 to {self.vocab_size - 1}", param=param
+                )
