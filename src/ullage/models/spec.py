@@ -12,6 +12,10 @@ from typing import Literal
 
 RUNNABLE_ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma3")
 
+MAX_LAYERS = 1024
+MAX_HEAD_SIZE = 4096
+"""Far above any real model; a file that claims more is damaged, and would cost memory before that shows."""
+
 Activation = Literal["silu", "gelu_tanh"]
 
 

@@ -1,0 +1,140 @@
+"""A model in one GGUF file, memory-mapped and read tensor by tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ullage.base.errors import ModelFileError
+from ullage.models.fields import Fields
+from ullage.models.gguf_header import GGUFTensor, MetadataValue, read_header
+from ullage.models.gguf_spec import spec_from_metadata
+from ullage.models.mapped_file import MappedFile
+from ullage.models.tensor_check import match_tensors
+
+if TYPE_CHECKING:
+    from ullage.models.tokenizer import Tokenizer
+
+_ROPE_FREQS = "rope_freqs.weight"
+_MODEL_NAMES = {"embed": "token_embd.weight", "final_norm": "output_norm.weight", "lm_head": "output.weight"}
+_LAYER_NAMES = {
+    "attn_norm": "attn_norm.weight",
+    "q": "attn_q.weight",
+    "k": "attn_k.weight",
+    "v": "attn_v.weight",
+    "o": "attn_output.weight",
+    "q_bias": "attn_q.bias",
+    "k_bias": "attn_k.bias",
+    "v_bias": "attn_v.bias",
+    "q_norm": "attn_q_norm.weight",
+    "k_norm": "attn_k_norm.weight",
+    "post_attn_norm": "post_attention_norm.weight",
+    "ffn_norm": "ffn_norm.weight",
+    "gate": "ffn_gate.weight",
+    "up": "ffn_up.weight",
+    "down": "ffn_down.weight",
+    "post_ffn_norm": "post_ffw_norm.weight",
+}
+
+
+class GGUFFile:
+    """``ModelFile`` of a GGUF file. Opening it reads the header and checks it against the file and the architecture.
+
+    :raises ModelFileError: unreadable, damaged, or a model that can't run
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = MappedFile(path)
+        try:
+            header = read_header(path, self._file.data)
+            self.metadata: Mapping[str, MetadataValue] = header.metadata
+            """Numbers, texts, lists of texts and numpy arrays, by the file's keys."""
+            self._tensors = header.tensors
+            self._refuse_split()
+            shapes = {name: tensor.shape for name, tensor in self._tensors.items()}
+            rope_freqs = self._read(_ROPE_FREQS) if _ROPE_FREQS in shapes else None
+            self.spec = spec_from_metadata(path, self.metadata, shapes, rope_freqs)
+            self._names = match_tensors(path, self.spec, shapes, _stored_name, lambda name: name == _ROPE_FREQS)
+            for name in self._names.values():
+                self._check_readable(self._tensors[name])
+        except ModelFileError:
+            self.close()
+            raise
+
+    def tensor_names(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def read_tensor(self, name: str) -> NDArray[np.float32]:
+        values = self._read(self._names[name])
+        if self.spec.architecture == "llama":
+            part = name.rpartition(".")[2]
+            if part in ("q", "q_bias"):
+                return _unpermute(values, self.spec.num_heads)
+            if part in ("k", "k_bias"):
+                return _unpermute(values, self.spec.num_kv_heads)
+        return values
+
+    def stored_bytes(self) -> int:
+        return sum(tensor.num_bytes for tensor in self._tensors.values())
+
+    def tokenizer(self) -> Tokenizer:
+        from ullage.models.tokenizer import tokenizer_from_gguf
+
+        return tokenizer_from_gguf(self.metadata)
+
+    def chat_template(self) -> str | None:
+        fields = Fields(self.path, self.metadata)
+        return fields.text("tokenizer.chat_template") if fields.has("tokenizer.chat_template") else None
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _refuse_split(self) -> None:
+        num_files = Fields(self.path, self.metadata).integer("split.count", 1, minimum=0)
+        if num_files > 1:
+            raise ModelFileError(
+                f"{self.path}: one of {num_files} files of a split model, which isn't supported",
+                hint="join them with llama.cpp's llama-gguf-split --merge",
+            )
+
+    def _check_readable(self, tensor: GGUFTensor) -> None:
+        if not tensor.type.readable:
+            raise ModelFileError(f"{self.path}: tensor {tensor.name} has type {tensor.type.name}, which can't be read")
+
+    def _read(self, stored_name: str) -> NDArray[np.float32]:
+        """Dequantised, in the file's order."""
+        from gguf.constants import GGMLQuantizationType
+        from gguf.quants import dequantize
+
+        tensor = self._tensors[stored_name]
+        self._check_readable(tensor)
+        number, block_elements, block_bytes = tensor.type_number, tensor.type.block_elements, tensor.type.block_bytes
+
+        def decode(stored: NDArray[np.uint8]) -> NDArray[np.float32]:
+            return dequantize(stored, GGMLQuantizationType(number))
+
+        num_elements = tensor.num_bytes // block_bytes * block_elements
+        values = self._file.read_values(stored_name, tensor.start, num_elements, decode, block_elements, block_bytes)
+        return values.reshape(tensor.shape)
+
+
+def _stored_name(canonical: str) -> str:
+    if canonical in _MODEL_NAMES:
+        return _MODEL_NAMES[canonical]
+    _, layer, part = canonical.split(".")
+    return f"blk.{layer}.{_LAYER_NAMES[part]}"
+
+
+def _unpermute(values: NDArray[np.float32], num_heads: int) -> NDArray[np.float32]:
+    """Rows of each head from interleaved to rotate-half order.
+
+    Llama files pair neighbouring rows for rope; here the first half of a head pairs with the second:
+    ``[a0 b0 a1 b1 ...] → [a0 a1 ... b0 b1 ...]``. Source: ``permute`` in llama.cpp's convert_hf_to_gguf.py.
+    """
+    pairs = values.reshape(num_heads, -1, 2, *values.shape[1:])
+    return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(values.shape)
