@@ -27,8 +27,8 @@ Logits = NDArray[np.float32]
 TokenIds = NDArray[np.int64]
 Weights = NDArray[np.float64]
 
-FIRST_NUCLEUS_SIZE = 256
-"""Tokens ranked in the first try to reach top-p; a trained model rarely needs more."""
+NUCLEUS_FLOORS = (1e-2, 1e-4, 0.0)
+"""Top-p first tries the tokens this likely, relative to the best: sorting a whole vocabulary is what costs most."""
 
 
 def sample(logits: Logits, requests: Sequence[ScheduledRequest]) -> list[SampledToken]:
@@ -41,8 +41,8 @@ def sample(logits: Logits, requests: Sequence[ScheduledRequest]) -> list[Sampled
     assert len(logits) == len(requests)
     if all(_is_plain_greedy(request) for request in requests):
         token_ids = logits.argmax(axis=1)  # NaN counts as the largest, so that the check below sees it
-        for request, largest in zip(requests, logits[np.arange(len(logits)), token_ids], strict=True):
-            _check_finite(largest, request)
+        for request, best in zip(requests, logits[np.arange(len(logits)), token_ids], strict=True):
+            _check_finite(best, request)
         return [SampledToken(r.request_id, int(i)) for r, i in zip(requests, token_ids, strict=True)]
     return [_sample_row(row, request) for row, request in zip(logits, requests, strict=True)]
 
@@ -55,9 +55,9 @@ def _changes_logits(request: ScheduledRequest) -> bool:
     return bool(request.sampling.has_penalties or request.sampling.logit_bias or request.banned_token_ids)
 
 
-def _check_finite(largest: np.float32, request: ScheduledRequest) -> None:
-    if not np.isfinite(largest):
-        raise EngineError(f"request {request.request_id}: no token can be chosen, the largest logit is {largest}")
+def _check_finite(best: np.float32, request: ScheduledRequest) -> None:
+    if not np.isfinite(best):
+        raise EngineError(f"request {request.request_id}: no token can be chosen, the largest logit is {best}")
 
 
 def _sample_row(row: Logits, request: ScheduledRequest) -> SampledToken:
@@ -117,7 +117,7 @@ def keep_likely(row: Logits, params: SamplingParams) -> tuple[TokenIds, Weights]
     """
     token_ids = np.arange(row.size)
     if 0 < params.top_k < row.size:
-        token_ids = np.sort(rank(row, params.top_k))
+        token_ids = np.sort(largest(row, params.top_k))
     with np.errstate(over="ignore"):  # a temperature near 0 makes all but the best minus infinity, as it should
         weights = np.exp((row[token_ids].astype(np.float64) - row.max()) / params.temperature)
     if params.min_p > 0:
@@ -130,29 +130,33 @@ def keep_likely(row: Logits, params: SamplingParams) -> tuple[TokenIds, Weights]
 
 
 def _nucleus(weights: Weights, share: float) -> TokenIds:
-    """Indices of the smallest set, best first, that holds ``share`` of the total. Source: arXiv:1904.09751.
+    """Indices of the smallest set of largest weights that holds ``share`` of the total. Source: arXiv:1904.09751.
 
-    Ranks a few, and more only when those don't reach: sorting a whole vocabulary costs more than all else here.
+    :param weights: the largest is 1
     """
-    goal, size = share * weights.sum(), FIRST_NUCLEUS_SIZE
-    while True:
-        best = rank(weights, size)
-        reached = np.cumsum(weights[best])
-        if reached[-1] >= goal or best.size == weights.size:
-            return best[: np.searchsorted(reached, goal) + 1]
-        size *= 16
+    goal = share * weights.sum()
+    for floor in NUCLEUS_FLOORS:
+        likely = np.flatnonzero(weights >= floor)
+        if weights[likely].sum() >= goal:
+            break
+    ranked = likely[np.argsort(-weights[likely], kind="stable")]
+    return ranked[: np.searchsorted(np.cumsum(weights[ranked]), goal) + 1]
+
+
+def largest(values: NDArray[np.floating], count: int) -> TokenIds:
+    """Indices of the ``count`` largest values (all, if there are fewer), in any order and linear time."""
+    if count >= values.size:
+        return np.arange(values.size)
+    threshold = np.partition(values, -count)[-count]
+    above = np.flatnonzero(values > threshold)
+    return np.concatenate((above, np.flatnonzero(values == threshold)[: count - above.size]))
 
 
 def rank(values: NDArray[np.floating], count: int) -> TokenIds:
-    """Indices of the ``count`` largest values (all, if there are fewer), best first."""
-    if count <= 0:
+    """Indices of the ``count`` largest values, best first."""
+    if count == 0:
         return np.empty(0, dtype=np.int64)
-    if count >= values.size:
-        best = np.arange(values.size)
-    else:
-        threshold = np.partition(values, -count)[-count]
-        above = np.flatnonzero(values > threshold)
-        best = np.concatenate((above, np.flatnonzero(values == threshold)[: count - above.size]))
+    best = largest(values, count)
     return best[np.lexsort((best, -values[best]))]
 
 
@@ -173,10 +177,10 @@ def uniform(seed: int, position: int) -> float:
     SplitMix64, seeded by its own output, at its ``position``-th step. Source: Steele, Lea, Flood, "Fast splittable
     pseudorandom number generators", OOPSLA 2014.
     """
-    return (_mix(_mix(seed, 0), position) >> 11) * 2.0**-53
+    return (splitmix64(splitmix64(seed, 0), position) >> 11) * 2.0**-53
 
 
-def _mix(state: int, step: int) -> int:
+def splitmix64(state: int, step: int) -> int:
     """SplitMix64's output at ``step`` from ``state``: 64 bits in, 64 bits out."""
     mask = 2**64 - 1
     z = (state + (step + 1) * 0x9E3779B97F4A7C15) & mask
