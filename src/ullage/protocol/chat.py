@@ -1,0 +1,170 @@
+"""``/v1/chat/completions``: the request as pydantic checks it, the answers as typed dictionaries."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, NotRequired, Self, TypedDict
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from ullage.base.errors import InvalidRequestError
+from ullage.protocol.generation import MAX_TOKENS_BOUND, ChoiceExtensions, FinishReason, GenerationFields, Usage
+
+Role = Literal["developer", "system", "user", "assistant", "tool"]
+
+
+class TextPart(BaseModel):
+    type: Literal["text"]
+    text: str
+
+
+def _as_parts(value: object) -> object:
+    return [{"type": "text", "text": value}] if isinstance(value, str) else value
+
+
+class FunctionCall(BaseModel):
+    name: str
+    arguments: str
+
+
+class ToolCall(BaseModel):
+    id: str
+    type: Literal["function"]
+    function: FunctionCall
+
+
+class Message(BaseModel):
+    """One turn. ``content`` is a text or a list of text parts; both are kept as parts here."""
+
+    model_config = ConfigDict(extra="allow")
+
+    role: Role
+    content: Annotated[list[TextPart], BeforeValidator(_as_parts)] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+
+    def for_template(self) -> dict[str, object]:
+        """As a chat template expects it: ``content`` is one text (parts joined by a line break, as llama.cpp and vLLM
+        do), ``developer`` is today's word for ``system``, absent keys are absent."""
+        message: dict[str, object] = {
+            "role": "system" if self.role == "developer" else self.role,
+            "content": "\n".join(part.text for part in self.content or ()),
+        }
+        if self.name is not None:
+            message["name"] = self.name
+        if self.tool_calls:
+            message["tool_calls"] = [call.model_dump() for call in self.tool_calls]
+        if self.tool_call_id is not None:
+            message["tool_call_id"] = self.tool_call_id
+        return message
+
+
+class ChatCompletionRequest(GenerationFields):
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS_BOUND)] | None = None
+    """The newer name of ``max_tokens``; both may be given when they agree."""
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    add_generation_prompt: bool | None = None
+    """Extension; true unless said otherwise."""
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
+        if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
+            raise InvalidRequestError("max_tokens and max_completion_tokens differ: send only one", param="max_tokens")
+        if self.top_logprobs and not self.logprobs:
+            raise InvalidRequestError("top_logprobs is only allowed with logprobs: true", param="top_logprobs")
+        for i, message in enumerate(self.messages):
+            _check_message(message, f"messages[{i}]")
+        return self
+
+    @property
+    def asked_max_tokens(self) -> int | None:
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def asked_num_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    def extra_fields(self) -> dict[str, object]:
+        in_messages = {
+            f"messages[].{name}": value
+            for message in self.messages
+            for name, value in (message.model_extra or {}).items()
+            if value not in (None, [], {})
+        }
+        return {**super().extra_fields(), **in_messages}
+
+
+def _check_message(message: Message, path: str) -> None:
+    if message.content is None and not (message.role == "assistant" and message.tool_calls):
+        raise InvalidRequestError(f"{path}.content is missing", param=f"{path}.content")
+    if message.tool_calls and message.role != "assistant":
+        raise InvalidRequestError("only an assistant message can have tool_calls", param=f"{path}.tool_calls")
+    if message.role == "tool" and message.tool_call_id is None:
+        raise InvalidRequestError("a tool message needs the tool_call_id it answers", param=f"{path}.tool_call_id")
+
+
+class TopLogprob(TypedDict):
+    token: str
+    logprob: float
+    bytes: list[int]
+    """The token's own bytes, which may be a part of a character."""
+
+
+class TokenLogprobEntry(TopLogprob):
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(TypedDict):
+    content: list[TokenLogprobEntry]
+
+
+class AssistantMessage(TypedDict):
+    role: Literal["assistant"]
+    content: str
+    refusal: None
+
+
+class ChatChoice(ChoiceExtensions):
+    index: int
+    message: AssistantMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason
+
+
+class ChatCompletion(TypedDict):
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatChoice]
+    usage: Usage
+    prompt_token_ids: NotRequired[list[int]]
+    """With ``return_token_ids``: here as vLLM has it, besides in each choice."""
+
+
+class Delta(TypedDict):
+    role: NotRequired[Literal["assistant"]]
+    content: NotRequired[str]
+
+
+class ChatChunkChoice(ChoiceExtensions):
+    index: int
+    delta: Delta
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason | None
+
+
+class ChatChunk(TypedDict):
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatChunkChoice]
+    usage: NotRequired[Usage | None]
+    """Only with ``include_usage``: null on all chunks but the last."""
+    prompt_token_ids: NotRequired[list[int]]
+    """With ``return_token_ids``, on the first chunk of a choice: here as vLLM has it, besides in the choice."""

@@ -1,0 +1,133 @@
+"""What chat completions and text completions have in common."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, NotRequired, Self, TypedDict
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from ullage.base.errors import InvalidRequestError
+
+MAX_NUM_CHOICES = 128
+MAX_TOKENS_BOUND = 2**31 - 1
+
+FinishReason = Literal["stop", "length"]
+"""All that a finished choice can end with here; anything else is an error, never a made-up reason."""
+
+
+def _as_list(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+StopTexts = Annotated[list[str], BeforeValidator(_as_list), Field(max_length=4)]
+"""One text or up to four. An empty list is the same as none: clients send it."""
+
+
+class StreamOptions(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+    """Accepted without effect: padding against traffic analysis, which this server doesn't add."""
+
+
+class GenerationFields(BaseModel):
+    """Fields of both request kinds. None means absent: the model's default, then the API's, decides.
+
+    Ranges that the sampler checks are not repeated here (see ``ullage.engine.sampling_params``).
+    """
+
+    model_config = ConfigDict(extra="allow", allow_inf_nan=False)
+
+    model: str
+    max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS_BOUND)] | None = None
+    temperature: float | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    """0 leaves only the most likely token."""
+    n: Annotated[int, Field(ge=1, le=MAX_NUM_CHOICES)] | None = None
+    stop: StopTexts | None = None
+    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    # Extensions, named as vLLM names them.
+    top_k: Annotated[int, Field(ge=-1, le=MAX_TOKENS_BOUND)] | None = None
+    """-1 and 0 both mean all tokens."""
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS_BOUND)] | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: Annotated[list[int], Field(max_length=256)] | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    return_token_ids: bool | None = None
+
+    @model_validator(mode="after")
+    def _check_stream_options(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise InvalidRequestError("stream_options is only allowed with stream: true", param="stream_options")
+        return self
+
+    @property
+    def num_choices(self) -> int:
+        return 1 if self.n is None else self.n
+
+    @property
+    def asked_max_tokens(self) -> int | None:
+        """How many tokens the client asked for; None where it left that open."""
+        return self.max_tokens
+
+    @property
+    def asked_num_logprobs(self) -> int | None:
+        """None: no log-probabilities. k: those of the chosen token and of the k best."""
+        raise NotImplementedError
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    def extra_fields(self) -> dict[str, object]:
+        """Fields that no model takes, by name; those of nested objects with their path."""
+        nested = (self.stream_options.model_extra or {}) if self.stream_options is not None else {}
+        return {**(self.model_extra or {}), **{f"stream_options.{name}": value for name, value in nested.items()}}
+
+
+class PromptTokensDetails(TypedDict):
+    cached_tokens: int
+
+
+class CompletionTokensDetails(TypedDict):
+    reasoning_tokens: int
+
+
+class Usage(TypedDict):
+    """``total_tokens`` is the sum of the other two. A prompt with several choices is counted once."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
+
+
+def make_usage(*, num_prompt_tokens: int, num_output_tokens: int, num_cached_tokens: int) -> Usage:
+    return Usage(
+        prompt_tokens=num_prompt_tokens,
+        completion_tokens=num_output_tokens,
+        total_tokens=num_prompt_tokens + num_output_tokens,
+        prompt_tokens_details=PromptTokensDetails(cached_tokens=num_cached_tokens),
+        completion_tokens_details=CompletionTokensDetails(reasoning_tokens=0),
+    )
+
+
+class ChoiceExtensions(TypedDict):
+    """vLLM's additions to a choice."""
+
+    stop_reason: NotRequired[int | str | None]
+    """The stop text or token id that ended the output; in a stream only on the last chunk of a choice."""
+    prompt_token_ids: NotRequired[list[int]]
+    """With ``return_token_ids``; in a stream only on the first chunk of a choice."""
+    token_ids: NotRequired[list[int]]
+    """With ``return_token_ids``; in a stream the new ones. A special token that ended the output is among them."""

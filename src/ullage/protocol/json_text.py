@@ -1,0 +1,64 @@
+"""JSON in and out: strict both ways (RFC 8259), and never an input echoed back in an error."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails, from_json
+
+from ullage.base.errors import InvalidRequestError
+
+Model = TypeVar("Model", bound=BaseModel)
+
+MAX_ERRORS_SHOWN = 3
+
+
+def encode_json(payload: Mapping[str, object]) -> bytes:
+    """Compact UTF-8. NaN and infinity are bugs here, not text."""
+    return json.dumps(payload, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+
+
+def parse_json_object(body: bytes) -> dict[str, object]:
+    """The object in a request body.
+
+    Malformed text, NaN, lone surrogates, a byte-order mark, nesting deeper than 200 and numbers longer than 4300
+    digits are all refused.
+
+    :raises InvalidRequestError: says where the text stops being JSON
+    """
+    try:
+        value = from_json(body, allow_inf_nan=False)
+    except ValueError as error:
+        raise InvalidRequestError(f"the body is not valid JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise InvalidRequestError("the body must be a JSON object")
+    return value
+
+
+def validate(model: type[Model], fields: Mapping[str, object]) -> Model:
+    """The request that ``fields`` describe, types taken strictly: ``"10"`` is no number.
+
+    :raises InvalidRequestError: ``param`` is the path of the first field at fault, such as ``messages[0].role``
+    """
+    try:
+        return model.model_validate(fields, strict=True)
+    except ValidationError as error:
+        details = error.errors(include_url=False, include_context=False, include_input=False)
+    lines = [f"{_path(detail)}: {detail['msg']}" for detail in details[:MAX_ERRORS_SHOWN]]
+    if len(details) > MAX_ERRORS_SHOWN:
+        lines.append(f"and {len(details) - MAX_ERRORS_SHOWN} more")
+    raise InvalidRequestError("; ".join(lines), param=_path(details[0]))
+
+
+def _path(detail: ErrorDetails) -> str:
+    """``("messages", 0, "role")`` as ``messages[0].role``. Keys come from the client, so each is cut short."""
+    path = ""
+    for part in detail["loc"]:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        else:
+            path += f".{part[:50]}" if path else part[:50]
+    return path

@@ -1,0 +1,175 @@
+"""From prompts to an HTTP answer, whole or streamed. Chat and completions differ only in what they write."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ullage.engine.client import GenerationOutput, GenerationRequest, TokenLogprob
+from ullage.protocol import sse
+from ullage.protocol.fields import IGNORED_FIELDS_HEADER, ignored_fields_header
+from ullage.protocol.generation import GenerationFields, Usage, make_usage
+from ullage.protocol.json_text import encode_json
+from ullage.service.disconnect import run_unless_client_leaves
+from ullage.service.event_stream import EventStream
+from ullage.service.generation import Generation
+from ullage.service.sampling import sampling_params
+from ullage.service.service import Service
+
+Json = Mapping[str, object]
+
+
+@dataclass(slots=True)
+class ChoiceResult:
+    """What a choice has come to so far."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    last: GenerationOutput | None = None
+
+    def add(self, output: GenerationOutput) -> None:
+        self.text += output.text
+        self.token_ids += output.token_ids
+        self.logprobs += output.logprobs
+        self.last = output
+
+
+class AnswerWriter(Protocol):
+    """The wire shape of one answer. ``index`` is the choice's."""
+
+    def whole(self, results: Sequence[ChoiceResult], usage: Usage) -> Json: ...
+
+    def first_chunk(self, index: int) -> Json | None:
+        """Sent before there is any output; None where the shape needs none."""
+        ...
+
+    def text_chunk(self, index: int, output: GenerationOutput) -> Json: ...
+
+    def last_chunk(self, index: int, output: GenerationOutput) -> Json:
+        """The end of a choice; its text has been sent."""
+        ...
+
+    def usage_chunk(self, usage: Usage) -> Json: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """What is the same on an answer and on all of its chunks."""
+
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+
+    @classmethod
+    def new(cls, prefix: str, fields: GenerationFields, service: Service) -> Envelope:
+        return cls(f"{prefix}-{uuid.uuid4().hex}", int(time.time()), fields.model, service.model.system_fingerprint)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request that has been understood: ready to be generated from."""
+
+    fields: GenerationFields
+    prompts: Sequence[tuple[int, ...]]
+    """Token ids. Choice ``i`` belongs to prompt ``i // n``."""
+    default_max_tokens: int | None
+    """When the client left it open; None: as many as the context has room for."""
+    ignored_fields: tuple[str, ...]
+
+    def generation_requests(self, service: Service) -> list[GenerationRequest]:
+        """One for each choice, prompt by prompt.
+
+        :raises InvalidRequestError: a sampling parameter out of range
+        """
+        return [
+            GenerationRequest(
+                prompt_token_ids=prompt,
+                sampling=sampling_params(
+                    self.fields,
+                    service.model,
+                    default_max_tokens=self._default_max_tokens(prompt, service.engine.max_model_len),
+                    choice=choice,
+                ),
+                cache_salt=self.fields.cache_salt or "",
+            )
+            for prompt in self.prompts
+            for choice in range(self.fields.num_choices)
+        ]
+
+    def _default_max_tokens(self, prompt: tuple[int, ...], max_model_len: int) -> int:
+        """A default never asks for more than fits; 1 when nothing does, which the engine then refuses with numbers."""
+        room = max(1, max_model_len - len(prompt))
+        return room if self.default_max_tokens is None else min(room, self.default_max_tokens)
+
+    def usage(self, results: Sequence[ChoiceResult]) -> Usage:
+        """A prompt counts once, however many choices it has; as cached counts what its first computation found."""
+        last = [result.last for result in results if result.last is not None]
+        n = self.fields.num_choices
+        return make_usage(
+            num_prompt_tokens=sum(len(prompt) for prompt in self.prompts),
+            num_output_tokens=sum(output.num_output_tokens for output in last),
+            num_cached_tokens=sum(
+                min(output.num_cached_tokens for output in last[i : i + n]) for i in range(0, len(last), n)
+            ),
+        )
+
+
+async def answer(service: Service, request: Request, asked: Asked, writer: AnswerWriter) -> Response:
+    """Starts the work, then the answer: what the engine refuses is a plain HTTP error also for a stream."""
+    generation = await Generation.submit(service, asked.generation_requests(service))
+    headers = {IGNORED_FIELDS_HEADER: ignored_fields_header(asked.ignored_fields)} if asked.ignored_fields else {}
+    if asked.fields.stream:
+        events = _events(generation, asked, writer, service.config.ping_seconds)
+        return EventStream(events, generation.close, headers)
+    try:
+        results = await run_unless_client_leaves(request.receive, _collect(generation, asked))
+    finally:
+        await generation.close()
+    body = encode_json(writer.whole(results, asked.usage(results)))
+    return Response(body, headers=headers, media_type="application/json")
+
+
+def _new_results(asked: Asked) -> list[ChoiceResult]:
+    return [ChoiceResult() for _ in range(len(asked.prompts) * asked.fields.num_choices)]
+
+
+async def _collect(generation: Generation, asked: Asked) -> list[ChoiceResult]:
+    results = _new_results(asked)
+    async with aclosing(generation.outputs()) as outputs:
+        async for arrived in outputs:
+            assert arrived is not None  # only a stream asks for pings
+            results[arrived[0]].add(arrived[1])
+    return results
+
+
+async def _events(
+    generation: Generation, asked: Asked, writer: AnswerWriter, ping_seconds: float
+) -> AsyncGenerator[bytes]:
+    results = _new_results(asked)
+    for index in range(len(results)):
+        if (chunk := writer.first_chunk(index)) is not None:
+            yield sse.encode_event(chunk)
+    async with aclosing(generation.outputs(ping_seconds)) as outputs:
+        async for arrived in outputs:
+            if arrived is None:
+                yield sse.PING
+                continue
+            index, output = arrived
+            results[index].last = output
+            # Held-back text comes later; token ids and log-probabilities that were asked for don't wait for it.
+            if output.text or output.logprobs or (asked.fields.return_token_ids and output.token_ids):
+                yield sse.encode_event(writer.text_chunk(index, output))
+            if output.finish_reason is not None:
+                yield sse.encode_event(writer.last_chunk(index, output))
+    if asked.fields.include_usage:
+        yield sse.encode_event(writer.usage_chunk(asked.usage(results)))
+    yield sse.DONE

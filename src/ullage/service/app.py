@@ -1,0 +1,110 @@
+"""The HTTP app of one engine: which address does what."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ullage.base.errors import InvalidRequestError, UllageError
+from ullage.engine.client import EngineClient
+from ullage.protocol.errors import MethodNotAllowedError, UnknownPathError, error_reply
+from ullage.protocol.json_text import encode_json
+from ullage.service import health, models
+from ullage.service.chat import create_chat_completion
+from ullage.service.completions import create_completion
+from ullage.service.config import ServiceConfig
+from ullage.service.door import Door
+from ullage.service.served_model import ServedModel
+from ullage.service.service import Service
+
+logger = logging.getLogger(__name__)
+
+
+def create_app(engine: EngineClient, model: ServedModel, config: ServiceConfig) -> FastAPI:
+    """The app. Its lifespan starts and stops the engine; ``app.state.service`` is what the routes share."""
+    service = Service(engine, model, config)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        await service.start()
+        try:
+            yield
+        finally:
+            await service.stop()
+
+    app = FastAPI(lifespan=lifespan, openapi_url=None, redirect_slashes=False)
+    app.state.service = service
+    app.add_middleware(Door)
+    app.add_exception_handler(UllageError, _answer_error)
+    app.add_exception_handler(HTTPException, _answer_http_exception)
+    _add_api_routes(app, service)
+    _add_health_routes(app, service)
+    return app
+
+
+def _add_api_routes(app: FastAPI, service: Service) -> None:
+    @app.get("/v1/models")
+    async def list_models() -> Response:
+        return _json(models.list_models(service))
+
+    @app.get("/v1/models/{name:path}")
+    async def show_model(name: str) -> Response:
+        return _json(models.show_model(service, name))
+
+    @app.post("/v1/chat/completions")
+    async def chat_completions(request: Request) -> Response:
+        with service.admission():
+            return await create_chat_completion(service, request)
+
+    @app.post("/v1/completions")
+    async def completions(request: Request) -> Response:
+        with service.admission():
+            return await create_completion(service, request)
+
+    @app.post("/v1/embeddings")
+    async def embeddings() -> Response:
+        raise InvalidRequestError("this model generates text; it does not make embeddings", param="model")
+
+
+def _add_health_routes(app: FastAPI, service: Service) -> None:
+    @app.get("/health/live")
+    async def live() -> Response:
+        status, body = health.live(service)
+        return _json(body, status)
+
+    @app.get("/health/ready")
+    async def ready() -> Response:
+        status, body = health.ready(service)
+        return _json(body, status)
+
+    @app.get("/v1/ledger")
+    async def ledger() -> Response:
+        return _json(health.ledger(service))
+
+
+def _json(body: Mapping[str, object], status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(encode_json(body), status_code=status, headers=headers, media_type="application/json")
+
+
+async def _answer_error(request: Request, error: Exception) -> Response:
+    reply = error_reply(error)
+    if reply.status >= 500:
+        logger.error("%s %s: %s", request.method, request.url.path, error)
+    return _json(reply.body, reply.status, reply.headers)
+
+
+async def _answer_http_exception(request: Request, error: Exception) -> Response:
+    """What the router itself raises: 404 and 405, told in the API's own shape."""
+    assert isinstance(error, HTTPException)
+    if error.status_code == 405:
+        allow = (error.headers or {}).get("allow", "")
+        return await _answer_error(request, MethodNotAllowedError("that method is not allowed here", allow=allow))
+    if error.status_code == 404:
+        return await _answer_error(request, UnknownPathError("there is nothing at this address"))
+    return await _answer_error(request, InvalidRequestError(error.detail))

@@ -1,0 +1,120 @@
+"""POST /v1/completions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ullage.engine.client import GenerationOutput, TokenLogprob
+from ullage.protocol.completions import Completion, CompletionChoice, CompletionRequest
+from ullage.protocol.generation import FinishReason, Usage
+from ullage.service.answer import Asked, ChoiceResult, Envelope, answer
+from ullage.service.logprobs import CompletionLogprobsWriter
+from ullage.service.request_body import read_fields
+from ullage.service.service import Service
+
+
+async def create_completion(service: Service, request: Request) -> Response:
+    fields, ignored = await read_fields(request, CompletionRequest, service.config)
+    service.check_model(fields.model)
+    prompts = await service.off_loop(tokenize_prompts, service, fields)
+    asked = Asked(fields, prompts, service.model.defaults.completion_max_tokens, ignored)
+    return await answer(service, request, asked, CompletionWriter(service, fields, prompts))
+
+
+def tokenize_prompts(service: Service, fields: CompletionRequest) -> list[tuple[int, ...]]:
+    """Texts get the special tokens that the model's file asks for (BOS), and none by what they say; token ids are
+    taken as they are."""
+    encode = service.model.tokenizer.encode
+    return [tuple(encode(prompt) if isinstance(prompt, str) else prompt) for prompt in fields.prompt]
+
+
+class CompletionWriter:
+    """Writes answers and chunks in the shape of the completions API."""
+
+    def __init__(self, service: Service, fields: CompletionRequest, prompts: Sequence[tuple[int, ...]]) -> None:
+        self._envelope = Envelope.new("cmpl", fields, service)
+        self._fields = fields
+        self._prompts = prompts
+        self._tokenizer = service.model.tokenizer
+        num_choices = len(prompts) * fields.num_choices
+        self._logprob_writers = [CompletionLogprobsWriter(self._tokenizer) for _ in range(num_choices)]
+
+    def whole(self, results: Sequence[ChoiceResult], usage: Usage) -> Completion:
+        completion = self._completion(*(self._whole_choice(index, result) for index, result in enumerate(results)))
+        completion["usage"] = usage
+        return completion
+
+    def _whole_choice(self, index: int, result: ChoiceResult) -> CompletionChoice:
+        assert result.last is not None
+        choice = self._choice(index, self._echoed(index) + result.text, result.logprobs)
+        choice["finish_reason"] = cast(FinishReason, result.last.finish_reason)
+        choice["stop_reason"] = result.last.stop_reason
+        if self._fields.return_token_ids:
+            choice["prompt_token_ids"] = list(self._prompt(index))
+            choice["token_ids"] = result.token_ids
+        return choice
+
+    def first_chunk(self, index: int) -> Completion | None:
+        if not (self._fields.echo or self._fields.return_token_ids):
+            return None
+        choice = self._choice(index, self._echoed(index))
+        if self._fields.return_token_ids:
+            choice["prompt_token_ids"] = list(self._prompt(index))
+            choice["token_ids"] = []
+        return self._chunk(choice)
+
+    def text_chunk(self, index: int, output: GenerationOutput) -> Completion:
+        choice = self._choice(index, output.text, output.logprobs)
+        if self._fields.return_token_ids:
+            choice["token_ids"] = list(output.token_ids)
+        return self._chunk(choice)
+
+    def last_chunk(self, index: int, output: GenerationOutput) -> Completion:
+        choice = self._choice(index, "")
+        choice["finish_reason"] = cast(FinishReason, output.finish_reason)
+        choice["stop_reason"] = output.stop_reason
+        return self._chunk(choice)
+
+    def usage_chunk(self, usage: Usage) -> Completion:
+        chunk = self._completion()
+        chunk["usage"] = usage
+        return chunk
+
+    def _choice(self, index: int, text: str, tokens: Sequence[TokenLogprob] | None = None) -> CompletionChoice:
+        with_logprobs = tokens is not None and self._fields.logprobs is not None
+        return CompletionChoice(
+            index=index,
+            text=text,
+            logprobs=self._logprob_writers[index].write(tokens or ()) if with_logprobs else None,
+            finish_reason=None,
+        )
+
+    def _chunk(self, choice: CompletionChoice) -> Completion:
+        chunk = self._completion(choice)
+        if self._fields.include_usage:
+            chunk["usage"] = None
+        return chunk
+
+    def _completion(self, *choices: CompletionChoice) -> Completion:
+        return Completion(
+            id=self._envelope.id,
+            object="text_completion",
+            created=self._envelope.created,
+            model=self._envelope.model,
+            system_fingerprint=self._envelope.system_fingerprint,
+            choices=list(choices),
+        )
+
+    def _prompt(self, index: int) -> tuple[int, ...]:
+        return self._prompts[index // self._fields.num_choices]
+
+    def _echoed(self, index: int) -> str:
+        """The prompt as it came; token ids as the text they stand for."""
+        if not self._fields.echo:
+            return ""
+        prompt = self._fields.prompt[index // self._fields.num_choices]
+        return prompt if isinstance(prompt, str) else self._tokenizer.decode(prompt)

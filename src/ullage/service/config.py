@@ -1,0 +1,25 @@
+"""Settings of the HTTP service."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ullage.base.config import setting
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceConfig:
+    """Where the service listens and what it bounds. Everything that a client could make grow has a limit here."""
+
+    host: str = setting("127.0.0.1", "Address to listen on; 0.0.0.0 for every network of this machine.")
+    port: int = setting(8000, "Port to listen on; 0 picks a free one.", at_least=0)
+    max_body_bytes: int = setting(
+        8 << 20, "Largest request body; a larger one is answered 413.", in_bytes=True, at_least=1
+    )
+    body_timeout_seconds: float = setting(60.0, "How long a request body may take to arrive, in seconds.")
+    max_concurrent_requests: int = setting(1024, "Requests in work at once; one more is answered 429.", at_least=1)
+    tokenizer_threads: int = setting(2, "Threads that turn text into tokens beside the event loop.", at_least=1)
+    ping_seconds: float = setting(10.0, "A silent stream sends a comment this often, in seconds, to stay open.")
+    stall_seconds: float = setting(60.0, "Not live when requests run and no step ended for this many seconds.")
+    drain_seconds: float = setting(30.0, "How long running requests may go on after a stop signal, in seconds.")
+    keep_alive_seconds: int = setting(75, "How long an idle connection stays open, in seconds.", at_least=0)

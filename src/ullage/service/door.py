@@ -1,0 +1,66 @@
+"""The outermost layer, in plain ASGI: a request id on every answer, and no exception past this point.
+
+Plain, because Starlette's ``BaseHTTPMiddleware`` puts a queue before the answer and hides from a stream that its client
+has left.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ullage.protocol.errors import ErrorReply, error_reply
+from ullage.protocol.json_text import encode_json
+from ullage.service.disconnect import ClientLeftError
+
+REQUEST_ID_HEADER = "x-request-id"
+MAX_REQUEST_ID_BYTES = 128
+
+logger = logging.getLogger(__name__)
+
+
+class Door:
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = _request_id(scope)
+        started = False
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                MutableHeaders(scope=message)[REQUEST_ID_HEADER] = request_id
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_id)
+        except ClientLeftError:
+            logger.debug("request %s: the client left", request_id)
+        except Exception as error:  # the HTTP door: whatever goes wrong, the client gets an answer and we get a trace
+            logger.exception("request %s failed", request_id)
+            if started:
+                raise  # half an answer is out: the server cuts the connection
+            await _send_reply(send_with_id, error_reply(error))
+
+
+def _request_id(scope: Scope) -> str:
+    """The client's own, if it is short printable ASCII; a fresh one otherwise."""
+    given: bytes = dict(scope["headers"]).get(REQUEST_ID_HEADER.encode(), b"")
+    if 0 < len(given) <= MAX_REQUEST_ID_BYTES and all(0x20 <= byte <= 0x7E for byte in given):
+        return given.decode("ascii")
+    return f"req-{uuid.uuid4().hex}"
+
+
+async def _send_reply(send: Send, reply: ErrorReply) -> None:
+    headers = [(b"content-type", b"application/json")]
+    headers += [(name.encode(), value.encode()) for name, value in reply.headers.items()]
+    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+    await send({"type": "http.response.body", "body": encode_json(reply.body)})

@@ -1,0 +1,70 @@
+"""Health and the ledger: what supervisors, balancers and people ask a running server."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ullage.service.service import Service
+
+Answer = tuple[int, dict[str, object]]
+"""HTTP status and JSON body."""
+
+
+def live(service: Service) -> Answer:
+    """503 when only a restart can help: the engine is dead, or requests run and no step ends. Idle is fine."""
+    if service.started and not service.stopping and (reason := _failure(service)) is not None:
+        return 503, {"status": "failed", "reason": reason}
+    return 200, {"status": "live"}
+
+
+def ready(service: Service) -> Answer:
+    """503 whenever a new request would not be served now."""
+    if service.stopping:
+        return 503, {"status": "stopping", "reason": "the server is stopping"}
+    if not service.started:
+        return 503, {"status": "starting", "reason": "the engine is starting"}
+    if (reason := _failure(service)) is not None:
+        return 503, {"status": "failed", "reason": reason}
+    status = service.engine.status()
+    return 200, {
+        "status": "ready",
+        "models": list(service.model.names),
+        "num_running": status.num_running,
+        "num_waiting": status.num_waiting,
+    }
+
+
+def _failure(service: Service) -> str | None:
+    status = service.engine.status()
+    if not status.healthy:
+        return status.detail
+    if status.num_running + status.num_waiting > 0 and status.seconds_since_step > service.config.stall_seconds:
+        return f"requests are waiting, but no step ended for {status.seconds_since_step:.0f} s"
+    return None
+
+
+def ledger(service: Service) -> dict[str, object]:
+    """All accounts in bytes. ``resident_bytes`` is the operating system's own figure for this process."""
+    snapshot = service.engine.ledger()
+    return {
+        "accounts": {
+            name: {"planned_bytes": account.planned_bytes, "allocated_bytes": account.allocated_bytes}
+            for name, account in snapshot.accounts.items()
+        },
+        "kv_pool": {
+            "reserved_bytes": snapshot.kv_reserved_bytes,
+            "used_bytes": snapshot.kv_used_bytes,
+            "cached_bytes": snapshot.kv_cached_bytes,
+        },
+        "measured": {"resident_bytes": resident_bytes()},
+    }
+
+
+def resident_bytes() -> int | None:
+    """Memory of this process that is in RAM now; None where the system doesn't tell (only Linux does)."""
+    try:
+        num_pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    except OSError:
+        return None
+    return num_pages * os.sysconf("SC_PAGE_SIZE")

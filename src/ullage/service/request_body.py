@@ -1,0 +1,61 @@
+"""Reads a request body within bounds, and makes a request of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import TypeVar
+
+from starlette.requests import ClientDisconnect, Request
+
+from ullage.base.errors import InvalidRequestError
+from ullage.protocol.errors import BodyTimeoutError, BodyTooLargeError
+from ullage.protocol.fields import check_extra_fields
+from ullage.protocol.generation import GenerationFields
+from ullage.protocol.json_text import parse_json_object, validate
+from ullage.service.config import ServiceConfig
+from ullage.service.disconnect import ClientLeftError
+
+Fields = TypeVar("Fields", bound=GenerationFields)
+
+
+async def read_fields(request: Request, model: type[Fields], config: ServiceConfig) -> tuple[Fields, tuple[str, ...]]:
+    """The request, and the names of fields that had no effect.
+
+    :raises InvalidRequestError: not JSON, or a field is missing, malformed or not supported
+    :raises BodyTooLargeError: refused before the rest is read
+    """
+    _check_content_type(request.headers)
+    fields = validate(model, parse_json_object(await _read_body(request, config)))
+    return fields, check_extra_fields(fields.extra_fields())
+
+
+def _check_content_type(headers: Mapping[str, str]) -> None:
+    kind = headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
+        raise InvalidRequestError("the body must be JSON", hint="send the header content-type: application/json")
+
+
+async def _read_body(request: Request, config: ServiceConfig) -> bytes:
+    """Counts while reading: neither a wrong Content-Length nor chunked encoding gets past the limit."""
+    limit = config.max_body_bytes
+    declared = request.headers.get("content-length", "0")
+    if declared.isdecimal() and int(declared[:20]) > limit:
+        raise _too_large(limit)
+    body = bytearray()
+    try:
+        async with asyncio.timeout(config.body_timeout_seconds):
+            async for part in request.stream():
+                body += part
+                if len(body) > limit:
+                    raise _too_large(limit)
+    except TimeoutError:
+        message = f"the body did not arrive within {config.body_timeout_seconds:g} s"
+        raise BodyTimeoutError(message) from None
+    except ClientDisconnect:
+        raise ClientLeftError from None
+    return bytes(body)
+
+
+def _too_large(limit: int) -> BodyTooLargeError:
+    return BodyTooLargeError(f"the body is larger than this server's limit of {limit} bytes")

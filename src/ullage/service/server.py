@@ -1,0 +1,136 @@
+"""Runs an app on a port until a signal says stop, and stops in good order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+import uvicorn
+from fastapi import FastAPI
+
+from ullage.base.errors import ConfigError
+from ullage.service.config import ServiceConfig
+from ullage.service.service import Service
+
+BACKLOG = 512
+FORCED_EXIT_CODE = 1
+STOP_MARGIN_SECONDS = 5.0
+"""After the drain time has run out, how long the last error events may take to be sent."""
+
+
+def bind(config: ServiceConfig) -> socket.socket:
+    """Takes the port, before anything slow is loaded.
+
+    :raises ConfigError: the address is in use, not ours, or not an address
+    """
+    where = f"{config.host}:{config.port}"
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        bound = socket.socket(family, kind, protocol)
+    except (OSError, OverflowError) as error:
+        raise ConfigError(f"{where} is not an address to listen on: {error}", hint="see --host and --port") from error
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+    except OSError as error:
+        bound.close()
+        in_use = error.errno == errno.EADDRINUSE
+        hint = "stop the other program, or choose another --port (0 picks a free one)" if in_use else "see --host"
+        raise ConfigError(f"can't listen on {where}: {error.strerror}", hint=hint) from error
+    return bound
+
+
+def address_of(bound: socket.socket) -> str:
+    """``http://host:port``, to be shown or pasted."""
+    host, port = bound.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def serve(
+    app: FastAPI,
+    config: ServiceConfig,
+    *,
+    bound: socket.socket | None = None,
+    on_ready: Callable[[str], None] | None = None,
+) -> int:
+    """Serves until SIGTERM or SIGINT: then takes nothing new, lets running requests end within ``drain_seconds``, ends
+    the rest with an error, stops the engine. A second signal stops at once.
+
+    :param bound: from ``bind``, where the port was taken early
+    :param on_ready: told the address as soon as requests are answered
+    :returns: the exit code: 0 after an orderly stop
+    :raises ConfigError: the port can't be had
+    """
+    bound = bound or bind(config)
+    with bound:
+        server = Server(app, config, on_ready)
+        server.run(sockets=[bound])
+    return FORCED_EXIT_CODE if server.force_exit else 0
+
+
+class Server(uvicorn.Server):
+    """uvicorn, with our way to stop."""
+
+    def __init__(self, app: FastAPI, config: ServiceConfig, on_ready: Callable[[str], None] | None = None) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http="h11",  # the one whose limits and disconnects are tested
+                ws="none",
+                lifespan="on",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                backlog=BACKLOG,
+                timeout_keep_alive=config.keep_alive_seconds,
+                timeout_graceful_shutdown=int(config.drain_seconds + STOP_MARGIN_SECONDS),
+            )
+        )
+        self._service: Service = app.state.service
+        self._drain_seconds = config.drain_seconds
+        self._on_ready = on_ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self._on_ready is not None and sockets:
+            self._on_ready(address_of(sockets[0]))
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._service.stopping = True
+        ending = asyncio.create_task(self._end_after_drain())
+        try:
+            await super().shutdown(sockets)
+        finally:
+            ending.cancel()
+
+    async def _end_after_drain(self) -> None:
+        """Stopping the engine gives whatever still runs its last event, which becomes an error on the wire."""
+        await asyncio.sleep(self._drain_seconds)
+        await self._service.stop()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Unlike uvicorn's, doesn't raise the signal again at the end: a stop that was asked for is a success."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        previous = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - the signature of a handler
+        if self.should_exit:
+            self.force_exit = True
+        self.should_exit = True
+        self._service.stopping = True

@@ -1,0 +1,72 @@
+"""What all routes share: the engine, the model, the limits, and whether new work is still taken."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TypeVar
+
+from ullage.base.errors import ModelNotFoundError, QueueFullError
+from ullage.engine.client import EngineClient
+from ullage.protocol.errors import ServerStoppingError
+from ullage.service.config import ServiceConfig
+from ullage.service.served_model import ServedModel
+
+Result = TypeVar("Result")
+
+BUSY_RETRY_SECONDS = 1.0
+
+
+class Service:
+    """One engine's service. Lives on one event loop."""
+
+    def __init__(self, engine: EngineClient, model: ServedModel, config: ServiceConfig) -> None:
+        self.engine = engine
+        self.model = model
+        self.config = config
+        self.started = False
+        self.stopping = False
+        self._num_active = 0
+        self._threads = ThreadPoolExecutor(config.tokenizer_threads, thread_name_prefix="tokenizer")
+
+    async def start(self) -> None:
+        await self.engine.start()
+        self.started = True
+
+    async def stop(self) -> None:
+        """Ends what still runs. Idempotent."""
+        self.stopping = True
+        await self.engine.stop()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def off_loop(self, function: Callable[..., Result], *args: object) -> Result:
+        """Runs slow, plain code (tokenizing, templates) on a thread, so that streams go on meanwhile."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, function, *args)
+
+    @contextmanager
+    def admission(self) -> Iterator[None]:
+        """Around each request that makes work.
+
+        :raises ServerStoppingError: nothing new is taken
+        :raises QueueFullError: too many at once
+        """
+        if self.stopping:
+            raise self.stopping_error()
+        if self._num_active >= self.config.max_concurrent_requests:
+            message = f"{self._num_active} requests are in work already"
+            raise QueueFullError(message, retry_after_seconds=BUSY_RETRY_SECONDS)
+        self._num_active += 1
+        try:
+            yield
+        finally:
+            self._num_active -= 1
+
+    def stopping_error(self) -> ServerStoppingError:
+        return ServerStoppingError("the server is stopping", retry_after_seconds=max(1.0, self.config.drain_seconds))
+
+    def check_model(self, name: str) -> None:
+        """:raises ModelNotFoundError: this server doesn't serve it"""
+        if name not in self.model.names:
+            raise ModelNotFoundError("this server doesn't serve that model", param="model", hint="see GET /v1/models")
