@@ -85,7 +85,7 @@ class GGUFFile:
     def tokenizer(self) -> Tokenizer:
         from ullage.models.tokenizer import tokenizer_from_gguf
 
-        return tokenizer_from_gguf(self.metadata)
+        return tokenizer_from_gguf(self.metadata, self.path)
 
     def chat_template(self) -> str | None:
         fields = Fields(self.path, self.metadata)
