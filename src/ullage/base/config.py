@@ -21,14 +21,15 @@ from ullage.base.errors import ConfigError
 
 ENV_PREFIX = "ULLAGE_"
 ENV_OTHERS = ("ULLAGE_HOME", "ULLAGE_DEBUG")
-"""Environment variables that are not settings of a server."""
+"""Environment variables that are not settings of a server; nor are those of the tests."""
+ENV_TESTS = "ULLAGE_TEST_"
 
 Value = TypeVar("Value")
 Settings = TypeVar("Settings")
 
 
 def setting(
-    default: Value, description: str, *, shown_default: str = "", in_bytes: bool = False, at_least: int | None = None
+    default: Value, description: str, *, shown_default: str = "", in_bytes: bool = False, at_least: float | None = None
 ) -> Value:
     """A dataclass field that is a setting.
 
@@ -60,7 +61,7 @@ class SettingInfo:
     description: str
     shown_default: str
     in_bytes: bool
-    at_least: int | None
+    at_least: float | None
 
     @property
     def default_text(self) -> str:
@@ -117,6 +118,16 @@ def load_settings(
     return cls(**values)
 
 
+def settings_from_arguments(cls: type[Settings], arguments: Mapping[str, object]) -> Settings:
+    """An instance of ``cls`` from keyword arguments of a Python call.
+
+    :raises ConfigError: an unknown name, or a value that can't be honoured
+    """
+    infos = settings_of(cls)
+    check_known_names(arguments, infos, where="the call")
+    return cls(**{name: _convert(infos[name], raw, name) for name, raw in arguments.items() if raw is not None})
+
+
 def read_config_file(path: Path, known: Iterable[str]) -> dict[str, object]:
     """A TOML file of ``name = value`` lines. Names are those of the flags, with ``-`` or ``_``.
 
@@ -140,7 +151,11 @@ def read_config_file(path: Path, known: Iterable[str]) -> dict[str, object]:
 
 def check_environment(environ: Mapping[str, str], known: Iterable[str]) -> None:
     """:raises ConfigError: a variable ``ULLAGE_...`` that is no setting; a typing error must not pass in silence"""
-    names = [name for name in environ if name.startswith(ENV_PREFIX) and name not in ENV_OTHERS]
+    names = [
+        name
+        for name in environ
+        if name.startswith(ENV_PREFIX) and name not in ENV_OTHERS and not name.startswith(ENV_TESTS)
+    ]
     check_known_names(names, [ENV_PREFIX + name.upper() for name in known], where="the environment")
 
 

@@ -1,0 +1,55 @@
+# make setup   .venv with Ullage in it; compiles the kernels
+# make demo    ask a small model a question, see its speed and its memory
+# make serve   the same, and the server stays up
+# make test    all tests
+# make check   what CI runs: tests, lint, types, import contracts
+# make bench   speed of the engine on this machine
+
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+KERNEL_SOURCES := $(wildcard CMakeLists.txt src/ullage/kernels/native/*)
+
+.PHONY: setup setup-dev demo serve test lint check bench clean
+
+setup: $(VENV)/installed
+setup-dev: $(VENV)/installed-dev
+
+demo: setup
+	@$(BIN)/ullage demo
+
+serve: setup
+	@$(BIN)/ullage demo --stay-up
+
+test: setup-dev
+	@$(BIN)/pytest
+
+lint: setup-dev
+	$(BIN)/ruff check src tests
+	$(BIN)/ruff format --check src tests
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+check: test lint
+
+bench: setup
+	@$(BIN)/ullage bench
+
+clean:
+	rm -rf $(VENV) build
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo 'error: $(PYTHON) is older than Python 3.11; name a newer one: make PYTHON=python3.12 ...' >&2; exit 2; }
+	@$(PYTHON) -m venv $(VENV) || \
+		{ echo 'error: no virtual environment; on Debian and Ubuntu: apt install python3-venv' >&2; exit 2; }
+
+$(VENV)/installed: $(BIN)/python pyproject.toml $(KERNEL_SOURCES)
+	@echo 'installing Ullage into $(VENV), kernels are compiled (a minute or two)'
+	@$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+	@$(BIN)/python -m pip install --quiet --editable .
+	@touch $@
+
+$(VENV)/installed-dev: $(VENV)/installed
+	@$(BIN)/python -m pip install --quiet --group dev
+	@touch $@

@@ -1,0 +1,181 @@
+"""From a model file and options to an engine: every part is built here, and gets its bytes from one ledger."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from ullage.base.config import setting
+from ullage.base.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ullage.engine.client import EngineClient
+    from ullage.engine.runner import ModelRunner
+    from ullage.models.model_file import ModelFile
+    from ullage.models.spec import ModelSpec
+    from ullage.models.tokenizer import Tokenizer
+    from ullage.plan.ledger import MemoryLedger
+    from ullage.plan.memory import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """How a model is run. A value that can't be honoured is refused, never adjusted."""
+
+    max_model_len: int | None = setting(
+        None, "Prompt + output tokens of one request at most.", shown_default="the model's context", at_least=2
+    )
+    max_num_seqs: int = setting(32, "Requests in one step at most.", at_least=1)
+    max_num_batched_tokens: int = setting(
+        512, "Tokens in one step at most; longer prompts run in chunks of this many.", at_least=1
+    )
+    max_waiting_requests: int = setting(
+        256, "Requests that may wait for their turn; one more is answered with 429.", at_least=1
+    )
+    block_size: int = setting(
+        16, "Tokens in a KV block, the unit in which memory is handed out and shared.", at_least=1
+    )
+    kv_memory: int | None = setting(
+        None,
+        "Size of the KV pool, absolute, like 64MiB.",
+        shown_default="room for max-num-seqs full requests, up to 1 GiB or one such request",
+        in_bytes=True,
+    )
+    enable_prefix_caching: bool = setting(True, "Reuse the keys and values of equal prompt beginnings.")
+    weight_type: Literal["int8", "bf16"] = setting("int8", "How the native runner holds matrices in memory.")
+    runner: Literal["auto", "native", "numpy"] = setting(
+        "auto", "What runs the model; auto is native where the kernels were compiled, else the slow numpy reference."
+    )
+    threads: int | None = setting(None, "Threads of the native runner.", shown_default="one per core", at_least=1)
+    seed: int = setting(0, "Seeds the requests that bring no seed of their own.", at_least=0)
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltEngine:
+    """An engine and what its doors need besides. Not started yet; ``engine.stop`` frees the memory."""
+
+    engine: EngineClient
+    tokenizer: Tokenizer
+    chat_template: str | None
+    """Source of the model's template; None for a base model."""
+    spec: ModelSpec
+    plan: Plan
+    runner_name: str
+    warning: str | None
+    """What the user must be told loudly: the model runs, but not as it should."""
+
+
+def build_engine(model_path: Path, options: EngineOptions) -> BuiltEngine:
+    """Opens, plans, allocates, loads.
+
+    :raises ModelFileError: the model can't be read or run
+    :raises ConfigError: an option that this model or machine can't honour
+    :raises PlanError: the plan needs more memory than there is; nothing was allocated
+    :raises EngineError: a part took other bytes than planned
+    """
+    from ullage.engine.core import EngineCore
+    from ullage.engine.embedded import EmbeddedEngine
+    from ullage.engine.kv_cache import KVCacheConfig
+    from ullage.engine.scheduler import SchedulerConfig
+    from ullage.models.open_model import open_model
+    from ullage.plan.ledger import MemoryLedger
+
+    runner_kind, warning = choose_runner(options.runner)
+    model = open_model(model_path)
+    try:
+        tokenizer = model.tokenizer()
+        plan = plan_engine(model.spec, options, runner_kind)
+        scheduler_config = SchedulerConfig(
+            plan.max_model_len, options.max_num_seqs, options.max_num_batched_tokens, options.max_waiting_requests
+        )
+        kv_config = KVCacheConfig(plan.num_blocks, plan.block_size, plan.token_bytes, options.enable_prefix_caching)
+        ledger = MemoryLedger(plan.planned_bytes())
+        runner = _build_runner(runner_kind, model, ledger, plan, options)
+        ledger.check_complete()
+        chat_template = model.chat_template()
+    finally:
+        model.close()
+    core = EngineCore(
+        runner,
+        kv_config,
+        scheduler_config,
+        ledger=ledger,
+        vocab_size=model.spec.vocab_size,
+        eos_token_ids=tokenizer.eos_token_ids,
+        seed=options.seed,
+    )
+    engine = EmbeddedEngine(core, tokenizer)
+    return BuiltEngine(engine, tokenizer, chat_template, model.spec, plan, runner.name, warning)
+
+
+def choose_runner(wanted: Literal["auto", "native", "numpy"]) -> tuple[Literal["native", "numpy"], str | None]:
+    """The runner to use, and a warning when that isn't the one a user would expect.
+
+    :raises ConfigError: native was asked for, and its kernels aren't there
+    """
+    from ullage.kernels.native import native_unavailable_reason
+
+    if wanted == "numpy":
+        return "numpy", None
+    reason = native_unavailable_reason()
+    if reason is None:
+        return "native", None
+    if wanted == "native":
+        raise ConfigError(
+            f"the native kernels can't be used: {reason}",
+            hint="install again with a C++ compiler, or use --runner numpy",
+        )
+    return "numpy", f"THE SLOW NUMPY REFERENCE RUNS THIS MODEL: the native kernels can't be used ({reason})"
+
+
+def plan_engine(spec: ModelSpec, options: EngineOptions, runner_kind: Literal["native", "numpy"]) -> Plan:
+    """The plan for this process on this machine, as they are now.
+
+    :raises ConfigError: an option that this model can't honour
+    :raises PlanError: more memory than there is
+    """
+    from ullage.plan.machine import available_memory_bytes, num_cores, resident_bytes
+    from ullage.plan.memory import PlanRequest, make_plan
+
+    request = PlanRequest(
+        runner=runner_kind,
+        weight_type=options.weight_type,
+        block_size=options.block_size,
+        max_model_len=options.max_model_len,
+        max_num_seqs=options.max_num_seqs,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        kv_memory_bytes=options.kv_memory,
+        num_threads=options.threads or num_cores(),
+    )
+    return make_plan(spec, request, available_bytes=available_memory_bytes(), runtime_bytes=resident_bytes())
+
+
+def _build_runner(
+    kind: Literal["native", "numpy"], model: ModelFile, ledger: MemoryLedger, plan: Plan, options: EngineOptions
+) -> ModelRunner:
+    from ullage.plan.machine import num_cores
+
+    if kind == "numpy":
+        from ullage.engine.numpy_runner import NumpyRunner
+
+        return NumpyRunner(
+            model,
+            ledger,
+            num_blocks=plan.num_blocks,
+            block_size=plan.block_size,
+            max_num_batched_tokens=options.max_num_batched_tokens,
+            max_num_seqs=options.max_num_seqs,
+        )
+    from ullage.engine.native_runner import NativeRunner
+
+    return NativeRunner(
+        model,
+        ledger,
+        num_blocks=plan.num_blocks,
+        block_size=plan.block_size,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        max_num_seqs=options.max_num_seqs,
+        weight_type=options.weight_type,
+        num_threads=options.threads or num_cores(),
+    )

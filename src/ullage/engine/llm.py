@@ -1,0 +1,183 @@
+"""The Python door: a model in this process, without a server.
+
+with LLM("smollm2", kv_memory="64MiB") as llm:
+    print(llm.chat([{"role": "user", "content": "Hello"}]).text)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar, overload
+
+from ullage.base.config import settings_from_arguments
+from ullage.engine.build import EngineOptions, build_engine
+from ullage.engine.client import FinishReason, GenerationOutput, GenerationRequest, OutputStream, TokenLogprob
+from ullage.engine.sampling_params import SamplingParams
+from ullage.models.store import find_model
+from ullage.plan.ledger import LedgerSnapshot
+
+Result = TypeVar("Result")
+Prompt = str | tuple[int, ...]
+"""A text, or token ids."""
+Message = Mapping[str, Any]
+"""``{"role": ..., "content": ...}``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """All that one request gave."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    prompt_token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...]
+    num_cached_tokens: int
+    """Prompt tokens whose keys and values came from the prefix cache."""
+    finish_reason: FinishReason
+    stop_reason: int | str | None
+
+
+class LLM:
+    """A model, ready to generate. Not shared between threads; ``close`` it, or use it as a context manager.
+
+    :param model: a name in the store, a GGUF file or a folder
+    :param options: the fields of ``EngineOptions``; sizes may be written like ``"64MiB"``
+    :raises ConfigError: an option that doesn't exist or can't be honoured
+    :raises ModelFileError: no such model, or one that can't be run
+    :raises PlanError: the memory that this takes isn't there
+    """
+
+    def __init__(self, model: str | Path, **options: Any) -> None:
+        self._options = settings_from_arguments(EngineOptions, options)
+        self._built = build_engine(find_model(str(model)), self._options)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="ullage-llm", daemon=True)
+        self._thread.start()
+        self._run(self._built.engine.start())
+
+    @overload
+    def generate(self, prompts: Prompt, sampling: SamplingParams | None = None) -> Completion: ...
+    @overload
+    def generate(self, prompts: list[Prompt], sampling: SamplingParams | None = None) -> list[Completion]: ...
+
+    def generate(
+        self, prompts: Prompt | list[Prompt], sampling: SamplingParams | None = None
+    ) -> Completion | list[Completion]:
+        """Continues a prompt; a list of them runs as one batch and gives a list.
+
+        :raises RequestError: a prompt that can't be served; the whole batch ends
+        """
+        batch = prompts if isinstance(prompts, list) else [prompts]
+        completions = self._run(self._complete_all([self._request(prompt, sampling) for prompt in batch]))
+        return completions if isinstance(prompts, list) else completions[0]
+
+    def generate_stream(self, prompt: Prompt, sampling: SamplingParams | None = None) -> Iterator[GenerationOutput]:
+        """Continues one prompt, piece by piece. Leaving the iterator early ends the request."""
+        return self._stream(self._request(prompt, sampling))
+
+    def chat(self, messages: Sequence[Message], sampling: SamplingParams | None = None) -> Completion:
+        """The answer to a conversation, by the model's own chat template.
+
+        :raises InvalidRequestError: the model has no chat template, or it refuses the messages
+        """
+        (completion,) = self._run(self._complete_all([self._chat_request(messages, sampling)]))
+        return completion
+
+    def chat_stream(
+        self, messages: Sequence[Message], sampling: SamplingParams | None = None
+    ) -> Iterator[GenerationOutput]:
+        """The answer to a conversation, piece by piece. Leaving the iterator early ends the request."""
+        return self._stream(self._chat_request(messages, sampling))
+
+    def ledger(self) -> LedgerSnapshot:
+        """Planned and allocated bytes, account by account, and what the KV pool holds now."""
+        return self._built.engine.ledger()
+
+    def close(self) -> None:
+        """Ends what still runs and frees the memory. Idempotent."""
+        if not self._loop.is_running():
+            return
+        self._run(self._built.engine.stop())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _request(self, prompt: Prompt, sampling: SamplingParams | None) -> GenerationRequest:
+        token_ids = self._built.tokenizer.encode(prompt) if isinstance(prompt, str) else tuple(prompt)
+        return GenerationRequest(tuple(token_ids), sampling or SamplingParams())
+
+    def _chat_request(self, messages: Sequence[Message], sampling: SamplingParams | None) -> GenerationRequest:
+        return self._request(self._built.chat_token_ids(messages), sampling)
+
+    async def _complete_all(self, requests: Sequence[GenerationRequest]) -> list[Completion]:
+        """Keeps the engine full without ever overflowing its queue; the first error ends them all."""
+        places = asyncio.Semaphore(self._options.max_waiting_requests)
+
+        async def complete(request: GenerationRequest) -> Completion:
+            async with places:
+                return _joined(request, [output async for output in self._built.engine.submit(request)])
+
+        tasks = [asyncio.ensure_future(complete(request)) for request in requests]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    def _stream(self, request: GenerationRequest) -> Iterator[GenerationOutput]:
+        outputs = self._run(self._submit(request))
+        return self._pieces(outputs)
+
+    def _pieces(self, outputs: OutputStream) -> Iterator[GenerationOutput]:
+        try:
+            while (output := self._run(_next(outputs))) is not None:
+                yield _checked(output)
+        finally:
+            self._run(outputs.aclose())
+
+    async def _submit(self, request: GenerationRequest) -> OutputStream:
+        return self._built.engine.submit(request)
+
+    def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Waits for ``work`` on the engine's event loop; an interrupt here cancels it there."""
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        finally:
+            future.cancel()
+
+
+async def _next(outputs: OutputStream) -> GenerationOutput | None:
+    """None after the last one."""
+    return await anext(outputs, None)
+
+
+def _checked(output: GenerationOutput) -> GenerationOutput:
+    if output.error is not None:
+        raise output.error
+    return output
+
+
+def _joined(request: GenerationRequest, outputs: Sequence[GenerationOutput]) -> Completion:
+    last = _checked(outputs[-1])
+    assert last.finish_reason is not None, "an engine ended a request without its final event"
+    return Completion(
+        text="".join(output.text for output in outputs),
+        token_ids=tuple(token_id for output in outputs for token_id in output.token_ids),
+        prompt_token_ids=request.prompt_token_ids,
+        logprobs=tuple(logprob for output in outputs for logprob in output.logprobs),
+        num_cached_tokens=last.num_cached_tokens,
+        finish_reason=last.finish_reason,
+        stop_reason=last.stop_reason,
+    )
