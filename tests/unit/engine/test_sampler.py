@@ -172,9 +172,11 @@ def test_a_repetition_penalty_close_to_zero_stays_finite() -> None:
 # What can't be sampled
 
 
-@pytest.mark.parametrize("options", [{}, {"temperature": 1.0}, {"logprobs": 1}, {"presence_penalty": 1.0}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"temperature": 1.0}, {"logprobs": 1}, {"repetition_penalty": 1.5, "prompt": (1,)}], ids=str
+)
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_a_logit_that_is_not_a_number_names_the_request(options: dict[str, float], bad: float) -> None:
+def test_a_logit_that_is_not_a_number_names_the_request(options: dict[str, object], bad: float) -> None:
     logits = np.stack([row(0, 1, 2), row(0, bad, 2)])
     with pytest.raises(EngineError, match="request 31"):
         sample(logits, [request(request_id=30, **options), request(request_id=31, **options)])
