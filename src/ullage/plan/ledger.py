@@ -50,7 +50,7 @@ class MemoryLedger:
         assert not unknown, f"unknown accounts: {unknown}"
         self._planned = {account: planned.get(account, 0) for account in ACCOUNTS}
         self._allocated = dict.fromkeys(ACCOUNTS, 0)
-        self._kv_reserved = self._kv_used = self._kv_cached = 0
+        self._kv_books = (0, 0, 0)
 
     def allocate(self, account: str, num_bytes: int) -> memoryview:
         """Zeroed, page-aligned memory, on huge pages where the system gives them.
@@ -95,12 +95,13 @@ class MemoryLedger:
                 f"KV books don't balance: used {used_bytes} <= reserved {reserved_bytes}, "
                 f"reserved + cached {reserved_bytes + cached_bytes} <= pool {self._planned['kv_pool']}"
             )
-        self._kv_reserved, self._kv_used, self._kv_cached = reserved_bytes, used_bytes, cached_bytes
+        self._kv_books = (reserved_bytes, used_bytes, cached_bytes)  # one assignment: a snapshot never sees half of it
 
     def snapshot(self) -> LedgerSnapshot:
+        reserved_bytes, used_bytes, cached_bytes = self._kv_books
         return LedgerSnapshot(
             accounts={a: AccountSnapshot(self._planned[a], self._allocated[a]) for a in ACCOUNTS},
-            kv_reserved_bytes=self._kv_reserved,
-            kv_used_bytes=self._kv_used,
-            kv_cached_bytes=self._kv_cached,
+            kv_reserved_bytes=reserved_bytes,
+            kv_used_bytes=used_bytes,
+            kv_cached_bytes=cached_bytes,
         )

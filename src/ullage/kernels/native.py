@@ -1,0 +1,194 @@
+"""The Python door to the C++ kernels, and the only file that imports them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ullage.base.errors import ConfigError, EngineError
+from ullage.kernels.layout import PackedMatrix, PackedVector, WeightLayout, WorkspaceLayout
+from ullage.models.spec import ModelSpec, RopeSpec
+
+if TYPE_CHECKING:
+    from ullage.models.model_file import ModelFile
+
+try:
+    from ullage.kernels import _native  # type: ignore[attr-defined,unused-ignore]
+except ImportError as error:  # installed where there was no compiler
+    _native = None
+    _import_error: str | None = str(error)
+else:
+    _import_error = None
+
+IntArray = NDArray[np.int32]
+
+
+def native_unavailable_reason() -> str | None:
+    """Why the kernels can't be used; None when they can."""
+    return _import_error
+
+
+def native_isas() -> list[str]:
+    """Instruction sets of this processor that the kernels know, best first; empty without kernels."""
+    return list(_native.isas()) if _native is not None else []
+
+
+class NativeDecoder:
+    """A decoder whose memory the caller has allocated; ``step`` runs all layers with the GIL released.
+
+    :param weights: arena of ``layout.num_bytes`` bytes, filled here from ``model``
+    :param isa: force an instruction set; None takes the best this processor has
+    :raises ConfigError: no kernels, or not that instruction set
+    """
+
+    def __init__(
+        self,
+        model: ModelFile,
+        layout: WeightLayout,
+        workspace_layout: WorkspaceLayout,
+        *,
+        weights: memoryview,
+        kv_pool: memoryview,
+        workspace: memoryview,
+        logits: memoryview,
+        block_size: int,
+        num_blocks: int,
+        max_num_tokens: int,
+        num_threads: int,
+        isa: str | None,
+    ) -> None:
+        if _native is None:
+            raise ConfigError(f"the native kernels are not installed: {_import_error}", hint="use --runner numpy")
+        if isa is not None and isa not in native_isas():
+            raise ConfigError(f"this processor can't run {isa!r}", hint=f"it can run: {', '.join(native_isas())}")
+        spec = model.spec
+        arena = _bytes_of(weights)
+        self._logits: NDArray[np.float32] = np.frombuffer(logits, np.float32).reshape(
+            -1, _padded_vocabulary(layout, spec)
+        )
+        self._spec = spec
+        self._decoder = _native.Decoder(
+            arena, _bytes_of(kv_pool), _bytes_of(workspace), _bytes_of(logits), num_threads, isa or ""
+        )
+        self._decoder.set_shape(
+            _sizes_of(spec, block_size, num_blocks),
+            spec.norm_eps,
+            spec.score_scale,
+            spec.embedding_scale,
+            spec.activation == "gelu_tanh",
+        )
+        self._add_ropes(spec)
+        self._decoder.set_workspace(max_num_tokens, workspace_layout.offsets, workspace_layout.thread_bytes)
+        for matrix in layout.matrices:
+            self._set_matrix(matrix, layout)
+        if spec.tied_embeddings:
+            embed = next(m for m in layout.matrices if m.name == "embed")
+            self._decoder.set_matrix(-1, "lm_head", embed.offset, embed.outputs, embed.k, layout.weight_type)
+        for vector in layout.vectors:
+            self._decoder.set_vector(vector.layer, vector.name, vector.offset, vector.length)
+        pack_weights(model, layout, arena)
+
+    @property
+    def isa(self) -> str:
+        return str(self._decoder.isa)
+
+    def _add_ropes(self, spec: ModelSpec) -> None:
+        ropes = list(dict.fromkeys(layer.rope for layer in spec.layers))
+        for rope in ropes:
+            self._decoder.add_rope(inverse_frequencies(rope, spec.head_size), rope.attention_factor)
+        for i, layer in enumerate(spec.layers):
+            self._decoder.set_layer(i, layer.window or 0, ropes.index(layer.rope))
+
+    def _set_matrix(self, matrix: PackedMatrix, layout: WeightLayout) -> None:
+        self._decoder.set_matrix(
+            matrix.layer, matrix.name, matrix.offset, matrix.outputs, matrix.k, layout.weight_type
+        )
+
+    def step(
+        self,
+        token_ids: IntArray,
+        positions: IntArray,
+        seq_starts: IntArray,
+        block_tables: IntArray,
+        table_starts: IntArray,
+        logit_rows: IntArray,
+    ) -> NDArray[np.float32]:
+        """Runs the rows of all sequences, one sequence after another.
+
+        :param token_ids: ``[rows]``
+        :param positions: ``[rows]``, consecutive within a sequence
+        :param seq_starts: ``[sequences + 1]`` first row of each sequence, then the number of rows
+        :param block_tables: all block tables, one after another
+        :param table_starts: ``[sequences]`` where each table begins
+        :param logit_rows: ascending rows whose logits are wanted
+        :returns: ``[logit rows, vocabulary]``, a view that the next step overwrites
+        :raises EngineError: the arrays don't describe a step this decoder can run
+        """
+        try:
+            self._decoder.step(token_ids, positions, seq_starts, block_tables, table_starts, logit_rows)
+        except ValueError as error:
+            raise EngineError(f"native step refused: {error}") from error
+        return self._logits[: len(logit_rows), : self._spec.vocab_size]
+
+
+def pack_weights(model: ModelFile, layout: WeightLayout, arena: NDArray[np.uint8]) -> None:
+    """Reads tensor by tensor and packs each into its place."""
+    for piece in sorted([*layout.matrices, *layout.vectors], key=lambda piece: piece.offset):
+        if isinstance(piece, PackedMatrix):
+            _pack_matrix(model, piece, layout, arena)
+        else:
+            _copy_vector(model, piece, arena)
+
+
+def _pack_matrix(model: ModelFile, matrix: PackedMatrix, layout: WeightLayout, arena: NDArray[np.uint8]) -> None:
+    for source in matrix.sources:
+        rows = model.read_tensor(source.tensor)
+        _native.pack(
+            arena,
+            matrix.offset,
+            matrix.outputs,
+            matrix.k,
+            layout.weight_type,
+            rows,
+            source.first_output,
+            source.group_stride,
+        )
+
+
+def _copy_vector(model: ModelFile, vector: PackedVector, arena: NDArray[np.uint8]) -> None:
+    values = np.concatenate([model.read_tensor(name) for name in vector.sources]).astype(np.float32, copy=False)
+    assert values.shape == (vector.length,)
+    arena[vector.offset : vector.offset + 4 * vector.length] = values.view(np.uint8)
+
+
+def inverse_frequencies(rope: RopeSpec, head_size: int) -> NDArray[np.float64]:
+    """``[head_size / 2]``, see ``RopeSpec``."""
+    frequencies = rope.theta ** (-np.arange(0, head_size, 2, dtype=np.float64) / head_size)
+    if rope.freq_factors is not None:
+        frequencies = frequencies / np.asarray(rope.freq_factors, dtype=np.float64)
+    return frequencies
+
+
+def _bytes_of(memory: memoryview) -> NDArray[np.uint8]:
+    return np.frombuffer(memory, np.uint8)
+
+
+def _padded_vocabulary(layout: WeightLayout, spec: ModelSpec) -> int:
+    name = "embed" if spec.tied_embeddings else "lm_head"
+    return next(matrix.outputs for matrix in layout.matrices if matrix.name == name)
+
+
+def _sizes_of(spec: ModelSpec, block_size: int, num_blocks: int) -> dict[str, Any]:
+    return {
+        "hidden": spec.hidden_size,
+        "intermediate": spec.intermediate_size,
+        "num_heads": spec.num_heads,
+        "num_kv_heads": spec.num_kv_heads,
+        "head_size": spec.head_size,
+        "num_layers": spec.num_layers,
+        "vocab": spec.vocab_size,
+        "block_size": block_size,
+        "num_blocks": num_blocks,
+    }

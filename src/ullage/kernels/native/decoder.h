@@ -1,0 +1,134 @@
+// The decoder as the kernels see it: plain structs of sizes and pointers. Python owns all memory; nothing is allocated here
+// while a step runs.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+namespace ullage {
+
+// A matrix y = W x is stored in *panels* of 16 outputs, so that one 64-byte vector holds one k step of a panel:
+//
+//   bf16:  panel[k / 2][16 outputs][2]   two consecutive k of each output
+//   int8:  panel[k / 4][16 outputs][4]   four consecutive k, stored as w + 128  (so that it is the unsigned operand)
+//
+// Keys and values live in the KV pool in the same bf16 panels: keys with tokens as outputs and head_size as k, values with
+// head_size as outputs and tokens as k. One multiplication routine then serves weights, scores and the weighted sum.
+constexpr int kPanel = 16;
+constexpr int kTile = 2 * kPanel;  // outputs computed together; the outputs of a matrix are padded to whole tiles
+
+enum class WeightType : int32_t { bf16 = 0, int8 = 1 };
+enum class Activation : int32_t { silu = 0, gelu_tanh = 1 };
+
+struct Matrix {
+  const uint8_t* panels = nullptr;
+  const float* scales = nullptr;  // int8: one per (padded) output
+  WeightType type = WeightType::bf16;
+  int outputs = 0;  // padded
+  int k = 0;        // a multiple of 16
+
+  size_t panel_bytes() const { return static_cast<size_t>(k) * kPanel * (type == WeightType::bf16 ? 2 : 1); }
+  int tiles() const { return outputs / kTile; }
+};
+
+struct Layer {
+  const float* attn_norm = nullptr;       // [hidden]
+  Matrix qkv;                             // rows of q, k, v one after another
+  const float* qkv_bias = nullptr;        // [q + k + v] or null
+  const float* q_norm = nullptr;          // [head_size] or null
+  const float* k_norm = nullptr;          // [head_size] or null
+  Matrix o;
+  const float* post_attn_norm = nullptr;  // [hidden] or null
+  const float* ffn_norm = nullptr;        // [hidden]
+  Matrix gate_up;                         // tiles of 16 gate rows and the 16 up rows they are multiplied with
+  Matrix down;
+  const float* post_ffn_norm = nullptr;   // [hidden] or null
+  int window = 0;                         // sliding window in tokens, 0 = none
+  int rope = 0;                           // index into Decoder::ropes
+};
+
+struct Rope {
+  const double* inv_freq = nullptr;  // [head_size / 2]
+  double attention_factor = 1.0;
+};
+
+struct Shape {
+  int hidden, intermediate, num_heads, num_kv_heads, head_size, num_layers, vocab;
+  int block_size, num_blocks;
+  float norm_eps, score_scale, embedding_scale;
+  Activation activation;
+
+  int group() const { return num_heads / num_kv_heads; }
+  int q_size() const { return num_heads * head_size; }
+  int kv_size() const { return num_kv_heads * head_size; }
+  // One (block, head): keys, then values.
+  size_t head_block_bytes() const { return static_cast<size_t>(2) * block_size * head_size * 2; }
+  size_t layer_pool_bytes() const { return head_block_bytes() * num_kv_heads * num_blocks; }
+};
+
+// Scratch memory of a step; sizes in rows are the most tokens of a step. Carved up by Python (layout.py).
+struct Workspace {
+  float* x = nullptr;            // [rows][hidden]           residual stream
+  float* branch = nullptr;       // [rows][ld_hidden]        output of attention or feed-forward, before it is added
+  float* qkv = nullptr;          // [rows][ld_qkv]
+  float* attention = nullptr;    // [rows][q_size]
+  float* gated = nullptr;        // [rows][ld_intermediate]
+  uint8_t* activations = nullptr;  // [rows][4 * max k]      what a matrix product reads, in the kernel's own format
+  float* row_scales = nullptr;   // [rows]                   int8: scale of a row's activations
+  int32_t* row_sums = nullptr;   // [rows][2]                int8: 128 * sum of hi and of lo
+  float* rope = nullptr;         // [num ropes][rows][head_size]   cos, then sin
+  uint8_t* per_thread = nullptr;  // [threads][thread_bytes]  attention scratch
+  size_t thread_bytes = 0;
+  float* logits = nullptr;       // [sequences][ld_vocab]
+};
+
+// What runs in one step: sequences one after another, their new tokens in rows seq_starts[s] .. seq_starts[s + 1].
+struct Batch {
+  int num_rows, num_sequences, num_logit_rows;
+  const int32_t* token_ids;       // [rows]
+  const int32_t* positions;       // [rows]
+  const int32_t* seq_starts;      // [sequences + 1]
+  const int32_t* block_tables;    // all tables, one after another
+  const int32_t* table_starts;    // [sequences]
+  const int32_t* logit_rows;      // [logit rows]
+};
+
+// All threads of a step meet here; between steps nobody waits on it.
+class Barrier {
+ public:
+  explicit Barrier(int num_threads) : num_threads_(num_threads) {}
+  void wait();
+
+ private:
+  const int num_threads_;
+  alignas(64) std::atomic<int> arrived_{0};
+  alignas(64) std::atomic<uint32_t> phase_{0};
+};
+
+struct Decoder {
+  Shape shape;
+  const Layer* layers = nullptr;
+  const Rope* ropes = nullptr;
+  int num_ropes = 0;
+  Matrix embed;    // also the output matrix when the model ties them
+  Matrix lm_head;
+  const float* final_norm = nullptr;
+  uint8_t* kv_pool = nullptr;  // [layer][block][kv head][keys | values]
+  Workspace work;
+  int num_threads = 1;
+};
+
+// Runs thread `thread`'s share of the step. All threads call it with the same arguments.
+// `next_item` hands out the items of attention, which differ in cost.
+using StepFunction = void (*)(const Decoder&, const Batch&, Barrier&, std::atomic<int>& next_item, int thread);
+
+struct Isa {
+  const char* name;
+  StepFunction run_step;
+};
+
+// The instruction sets compiled in that this processor has, best first; portable is always there.
+int available_isas(const Isa* out[4]);
+
+}  // namespace ullage

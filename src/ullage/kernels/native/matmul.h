@@ -1,0 +1,203 @@
+// Products of rows of activations with panels. Included by step.inl.
+//
+// A row of activations is kept in the form the multiplication instruction wants, always in 4 bytes per k:
+//   AVX-512 with bf16:  bf16 weights read bf16 pairs;
+//                       int8 weights read hi and lo, two signed bytes with x = scale * (256 hi + lo), which loses nothing
+//                       that matters (one byte would: its error is larger than that of the weights);
+//   elsewhere:          float32, weights are widened on the fly.
+
+#if defined(__AVX512F__) && defined(__AVX512BF16__) && defined(__AVX512VNNI__)
+#define ULLAGE_DOT_PRODUCTS 1
+#else
+#define ULLAGE_DOT_PRODUCTS 0
+#endif
+
+constexpr int kTileVecs = kTile / kLanes;
+// Rows multiplied together: as many accumulators as the registers hold.
+constexpr int kMaxRows = kLanes == 16 ? 12 : kLanes == 8 ? 3 : 2;
+constexpr int kMaxRowsInt8 = ULLAGE_DOT_PRODUCTS ? 6 : kMaxRows;  // hi and lo have accumulators of their own
+
+struct Rows {
+  const uint8_t* data;  // [rows][stride]
+  size_t stride;        // bytes
+  const float* scales;  // int8 only
+  const int32_t* sums;  // int8 only, [rows][2]
+
+  const uint8_t* row(int r) const { return data + static_cast<size_t>(r) * stride; }
+};
+
+// ---- Activations ----------------------------------------------------------------------------------------------------
+
+// n is a multiple of 2.
+ULLAGE_INLINE void pack_row_bf16(const float* x, int n, uint8_t* to) {
+#if ULLAGE_DOT_PRODUCTS
+  int i = 0;
+  for (; i + 16 <= n; i += 16) {
+    const __m256bh v = _mm512_cvtneps_pbh(_mm512_loadu_ps(x + i));
+    memcpy(to + 2 * i, &v, 32);
+  }
+  for (; i < n; ++i) reinterpret_cast<uint16_t*>(to)[i] = to_bf16(x[i]);
+#else
+  memcpy(to, x, sizeof(float) * n);
+#endif
+}
+
+ULLAGE_INLINE void pack_row_int8(const float* x, int n, uint8_t* to, float* scale, int32_t* sums) {
+#if ULLAGE_DOT_PRODUCTS
+  float peak = 0;
+  for (int i = 0; i < n; ++i) peak = x[i] > peak ? x[i] : -x[i] > peak ? -x[i] : peak;
+  // 256 hi + lo with hi, lo in -128..127 reaches 32639; 32512 keeps hi from overflowing when lo rounds up.
+  const float unit = peak / 32512.0f;
+  const float inverse = peak > 0 ? 32512.0f / peak : 0.0f;
+  int8_t* hi = reinterpret_cast<int8_t*>(to);
+  int8_t* lo = hi + n;
+  int32_t hi_sum = 0, lo_sum = 0;
+  for (int i = 0; i < n; ++i) {
+    const float scaled = x[i] * inverse;
+    const int32_t q = static_cast<int32_t>(scaled + (scaled >= 0 ? 0.5f : -0.5f));
+    const int32_t h = (q + 128) >> 8;
+    const int32_t l = q - 256 * h;
+    hi[i] = static_cast<int8_t>(h);
+    lo[i] = static_cast<int8_t>(l);
+    hi_sum += h;
+    lo_sum += l;
+  }
+  *scale = unit;
+  sums[0] = 128 * hi_sum;  // takes the 128 in the stored weights back out
+  sums[1] = 128 * lo_sum;
+#else
+  memcpy(to, x, sizeof(float) * n);
+  (void)scale;
+  (void)sums;
+#endif
+}
+
+// ---- One tile: M rows times two panels ------------------------------------------------------------------------------
+
+template <int M>
+using Accumulators = Vec[M][kTileVecs];
+
+constexpr int kPrefetchBytes = 4096;
+
+// acc += rows[0..M) * (left | right), over k values of k.
+template <int M>
+ULLAGE_INLINE void multiply_bf16(const uint8_t* const (&rows)[M], const uint8_t* left, const uint8_t* right, int k,
+                                 Accumulators<M>& acc) {
+  for (int i = 0; i < k / 2; ++i) {
+    const uint8_t* step[2] = {left + 64 * static_cast<size_t>(i), right + 64 * static_cast<size_t>(i)};
+    __builtin_prefetch(step[0] + kPrefetchBytes, 0, 2);
+    __builtin_prefetch(step[1] + kPrefetchBytes, 0, 2);
+#if ULLAGE_DOT_PRODUCTS
+    const __m512bh w0 = (__m512bh)_mm512_loadu_si512(step[0]);
+    const __m512bh w1 = (__m512bh)_mm512_loadu_si512(step[1]);
+    for (int m = 0; m < M; ++m) {
+      int32_t pair;
+      memcpy(&pair, rows[m] + 4 * i, 4);
+      const __m512bh x = (__m512bh)_mm512_set1_epi32(pair);
+      acc[m][0] = (Vec)_mm512_dpbf16_ps((__m512)acc[m][0], x, w0);
+      acc[m][1] = (Vec)_mm512_dpbf16_ps((__m512)acc[m][1], x, w1);
+    }
+#else
+    for (int j = 0; j < kTileVecs; ++j) {
+      const UVec pairs = load_words(step[j / (kTileVecs / 2)] + 4 * kLanes * (j % (kTileVecs / 2)));
+      const Vec even = (Vec)(pairs << 16);
+      const Vec odd = (Vec)(pairs & 0xffff0000u);
+      for (int m = 0; m < M; ++m) {
+        const float* x = reinterpret_cast<const float*>(rows[m]) + 2 * i;
+        acc[m][j] += splat(x[0]) * even + splat(x[1]) * odd;
+      }
+    }
+#endif
+  }
+}
+
+template <int M>
+ULLAGE_INLINE void multiply_int8(const Rows& a, int first_row, const uint8_t* left, const uint8_t* right, int k,
+                                 const float* column_scales, Accumulators<M>& acc) {
+  const uint8_t* rows[M];
+  for (int m = 0; m < M; ++m) rows[m] = a.row(first_row + m);
+#if ULLAGE_DOT_PRODUCTS
+  __m512i hi[M][2], lo[M][2];
+  for (int m = 0; m < M; ++m) hi[m][0] = hi[m][1] = lo[m][0] = lo[m][1] = _mm512_setzero_si512();
+  for (int i = 0; i < k / 4; ++i) {
+    const uint8_t* step[2] = {left + 64 * static_cast<size_t>(i), right + 64 * static_cast<size_t>(i)};
+    __builtin_prefetch(step[0] + kPrefetchBytes, 0, 2);
+    __builtin_prefetch(step[1] + kPrefetchBytes, 0, 2);
+    const __m512i w[2] = {_mm512_loadu_si512(step[0]), _mm512_loadu_si512(step[1])};
+    for (int m = 0; m < M; ++m) {
+      int32_t h, l;
+      memcpy(&h, rows[m] + 4 * i, 4);
+      memcpy(&l, rows[m] + k + 4 * i, 4);
+      for (int j = 0; j < 2; ++j) {
+        hi[m][j] = _mm512_dpbusd_epi32(hi[m][j], w[j], _mm512_set1_epi32(h));
+        lo[m][j] = _mm512_dpbusd_epi32(lo[m][j], w[j], _mm512_set1_epi32(l));
+      }
+    }
+  }
+  for (int m = 0; m < M; ++m) {
+    const __m512i hi_sum = _mm512_set1_epi32(a.sums[2 * (first_row + m)]);
+    const __m512i lo_sum = _mm512_set1_epi32(a.sums[2 * (first_row + m) + 1]);
+    const Vec scale = splat(a.scales[first_row + m]);
+    for (int j = 0; j < 2; ++j) {
+      const Vec h = (Vec)_mm512_cvtepi32_ps(_mm512_sub_epi32(hi[m][j], hi_sum));
+      const Vec l = (Vec)_mm512_cvtepi32_ps(_mm512_sub_epi32(lo[m][j], lo_sum));
+      acc[m][j] = (h * splat(256.0f) + l) * scale * load(column_scales + 16 * j);
+    }
+  }
+#else
+  for (int i = 0; i < k / 4; ++i) {
+    const uint8_t* step[2] = {left + 64 * static_cast<size_t>(i), right + 64 * static_cast<size_t>(i)};
+    for (int j = 0; j < kTileVecs; ++j) {
+      const UVec quads = load_words(step[j / (kTileVecs / 2)] + 4 * kLanes * (j % (kTileVecs / 2)));
+      for (int b = 0; b < 4; ++b) {
+        const Vec w = __builtin_convertvector((IVec)((quads >> (8 * b)) & 0xffu) - 128, Vec);
+        for (int m = 0; m < M; ++m) acc[m][j] += splat(reinterpret_cast<const float*>(rows[m])[4 * i + b]) * w;
+      }
+    }
+  }
+  for (int m = 0; m < M; ++m)
+    for (int j = 0; j < kTileVecs; ++j) acc[m][j] *= load(column_scales + kLanes * j);
+#endif
+}
+
+// ---- A matrix -------------------------------------------------------------------------------------------------------
+
+// Calls body(M as a compile-time constant, first row) until all rows are done.
+template <int M = kMaxRows, class Body>
+ULLAGE_INLINE void in_row_groups(int num_rows, int first, Body&& body) {
+  while (num_rows - first >= M) {
+    body(std::integral_constant<int, M>{}, first);
+    first += M;
+  }
+  constexpr int next = M == 12 ? 8 : M == 8 ? 6 : M == 6 ? 4 : M - 1;
+  if constexpr (M > 1) in_row_groups<next>(num_rows, first, body);
+}
+
+// Multiplies all rows with the tiles [tile_begin, tile_end) and hands each finished row of a tile (kTileVecs vectors) to
+// finish(row, tile, vectors).
+template <class Finish>
+ULLAGE_INLINE void multiply_tiles(const Matrix& w, const Rows& a, int num_rows, int tile_begin, int tile_end,
+                                  Finish&& finish) {
+  const size_t panel_bytes = w.panel_bytes();
+  for (int tile = tile_begin; tile < tile_end; ++tile) {
+    const uint8_t* left = w.panels + 2 * static_cast<size_t>(tile) * panel_bytes;
+    const uint8_t* right = left + panel_bytes;
+    if (w.type == WeightType::bf16) {
+      in_row_groups(num_rows, 0, [&](auto count, int first) __attribute__((always_inline)) {
+        constexpr int M = decltype(count)::value;
+        Accumulators<M> acc = {};
+        const uint8_t* rows[M];
+        for (int m = 0; m < M; ++m) rows[m] = a.row(first + m);
+        multiply_bf16<M>(rows, left, right, w.k, acc);
+        for (int m = 0; m < M; ++m) finish(first + m, tile, acc[m]);
+      });
+    } else {
+      in_row_groups<kMaxRowsInt8>(num_rows, 0, [&](auto count, int first) __attribute__((always_inline)) {
+        constexpr int M = decltype(count)::value;
+        Accumulators<M> acc = {};
+        multiply_int8<M>(a, first, left, right, w.k, w.scales + static_cast<size_t>(tile) * kTile, acc);
+        for (int m = 0; m < M; ++m) finish(first + m, tile, acc[m]);
+      });
+    }
+  }
+}

@@ -1,0 +1,233 @@
+// The Python door of the kernels. Everything Python hands over is checked here; the step itself checks nothing.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <deque>
+#include <memory>
+#include <stdexcept>
+#include <string>
+
+#include "decoder.h"
+#include "pack.h"
+#include "pool.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace ullage {
+namespace {
+
+using Bytes = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Ints = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Doubles = nb::ndarray<const double, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using FloatMatrix = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+void require(bool condition, const char* message) {
+  if (!condition) throw std::invalid_argument(message);
+}
+
+// A piece of an arena, checked against its end.
+uint8_t* at(const Bytes& arena, size_t offset, size_t num_bytes) {
+  require(offset % 64 == 0 && num_bytes <= arena.size() && offset <= arena.size() - num_bytes, "piece lies outside the arena");
+  return arena.data() + offset;
+}
+
+WeightType weight_type_of(const std::string& name) {
+  if (name == "bf16") return WeightType::bf16;
+  require(name == "int8", "weight type must be bf16 or int8");
+  return WeightType::int8;
+}
+
+Matrix matrix_at(const Bytes& arena, size_t offset, int outputs, int k, const std::string& type) {
+  require(outputs > 0 && outputs % kTile == 0 && k > 0 && k % 16 == 0, "matrix isn't padded to whole tiles");
+  Matrix m;
+  m.type = weight_type_of(type);
+  m.outputs = outputs;
+  m.k = k;
+  const size_t panels = m.panel_bytes() * (outputs / kPanel);
+  const size_t scales = m.type == WeightType::int8 ? sizeof(float) * outputs : 0;
+  m.panels = at(arena, offset, panels + scales);
+  m.scales = scales ? reinterpret_cast<const float*>(m.panels + panels) : nullptr;
+  return m;
+}
+
+class NativeDecoder {
+ public:
+  NativeDecoder(Bytes weights, Bytes kv_pool, Bytes workspace, Bytes logits, int num_threads, const std::string& isa)
+      : weights_(weights), kv_pool_(kv_pool), workspace_(workspace), logits_(logits), pool_(num_threads), barrier_(num_threads) {
+    const Isa* found[4];
+    const int count = available_isas(found);
+    for (int i = 0; i < count; ++i)
+      if (isa.empty() || isa == found[i]->name) {
+        isa_ = found[i];
+        break;
+      }
+    require(isa_ != nullptr, "this processor doesn't have the instruction set asked for");
+    d_.num_threads = num_threads;
+    d_.kv_pool = kv_pool_.data();
+    d_.work.logits = reinterpret_cast<float*>(logits_.data());
+  }
+
+  std::string isa() const { return isa_->name; }
+
+  void set_shape(nb::dict sizes, double norm_eps, double score_scale, double embedding_scale, bool gelu) {
+    const auto size = [&](const char* name) { return nb::cast<int>(sizes[name]); };
+    d_.shape = {size("hidden"), size("intermediate"), size("num_heads"), size("num_kv_heads"), size("head_size"),
+                size("num_layers"), size("vocab"), size("block_size"), size("num_blocks"),
+                static_cast<float>(norm_eps), static_cast<float>(score_scale), static_cast<float>(embedding_scale),
+                gelu ? Activation::gelu_tanh : Activation::silu};
+    const Shape& s = d_.shape;
+    require(s.hidden % 16 == 0 && s.intermediate % 16 == 0 && s.head_size % 16 == 0 && s.head_size <= 256,
+            "sizes must be multiples of 16, heads at most 256");
+    require(s.block_size % kPanel == 0 && s.block_size <= 256, "block size must be a multiple of 16, at most 256");
+    require(kv_pool_.size() == s.layer_pool_bytes() * s.num_layers, "KV pool isn't of the planned size");
+    layers_.assign(s.num_layers, Layer());
+    d_.layers = layers_.data();
+  }
+
+  void add_rope(Doubles inv_freq, double attention_factor) {
+    require(static_cast<int>(inv_freq.size()) == d_.shape.head_size / 2, "rope needs head_size / 2 frequencies");
+    frequencies_.emplace_back(inv_freq.data(), inv_freq.data() + inv_freq.size());
+    ropes_.push_back({frequencies_.back().data(), attention_factor});
+    d_.ropes = ropes_.data();
+    d_.num_ropes = static_cast<int>(ropes_.size());
+  }
+
+  // name is a Matrix of a layer, or embed or lm_head (layer is ignored).
+  void set_matrix(int layer, const std::string& name, size_t offset, int outputs, int k, const std::string& type) {
+    const Matrix m = matrix_at(weights_, offset, outputs, k, type);
+    if (name == "embed") d_.embed = m;
+    else if (name == "lm_head") d_.lm_head = m;
+    else if (name == "qkv") layers_.at(layer).qkv = m;
+    else if (name == "o") layers_.at(layer).o = m;
+    else if (name == "gate_up") layers_.at(layer).gate_up = m;
+    else if (name == "down") layers_.at(layer).down = m;
+    else require(false, "unknown matrix");
+  }
+
+  void set_vector(int layer, const std::string& name, size_t offset, int n) {
+    const float* v = reinterpret_cast<const float*>(at(weights_, offset, sizeof(float) * n));
+    if (name == "final_norm") d_.final_norm = v;
+    else if (name == "attn_norm") layers_.at(layer).attn_norm = v;
+    else if (name == "ffn_norm") layers_.at(layer).ffn_norm = v;
+    else if (name == "qkv_bias") layers_.at(layer).qkv_bias = v;
+    else if (name == "q_norm") layers_.at(layer).q_norm = v;
+    else if (name == "k_norm") layers_.at(layer).k_norm = v;
+    else if (name == "post_attn_norm") layers_.at(layer).post_attn_norm = v;
+    else if (name == "post_ffn_norm") layers_.at(layer).post_ffn_norm = v;
+    else require(false, "unknown vector");
+  }
+
+  void set_layer(int layer, int window, int rope) {
+    require(rope >= 0 && rope < d_.num_ropes && window >= 0, "unknown rope or negative window");
+    layers_.at(layer).window = window;
+    layers_.at(layer).rope = rope;
+  }
+
+  void set_workspace(int max_rows, nb::dict offsets, size_t thread_bytes) {
+    const auto floats = [&](const char* name) { return reinterpret_cast<float*>(at(workspace_, nb::cast<size_t>(offsets[name]), 0)); };
+    Workspace& w = d_.work;
+    w.x = floats("x");
+    w.branch = floats("branch");
+    w.qkv = floats("qkv");
+    w.attention = floats("attention");
+    w.gated = floats("gated");
+    w.activations = reinterpret_cast<uint8_t*>(floats("activations"));
+    w.row_scales = floats("row_scales");
+    w.row_sums = reinterpret_cast<int32_t*>(floats("row_sums"));
+    w.rope = floats("rope");
+    w.per_thread = reinterpret_cast<uint8_t*>(floats("per_thread"));
+    w.thread_bytes = thread_bytes;
+    max_rows_ = max_rows;
+  }
+
+  // Runs all rows; leaves logits of the rows asked for in the logits memory, in order. Releases the GIL.
+  void step(Ints token_ids, Ints positions, Ints seq_starts, Ints block_tables, Ints table_starts, Ints logit_rows) {
+    const Batch b = {static_cast<int>(token_ids.size()), static_cast<int>(table_starts.size()), static_cast<int>(logit_rows.size()),
+                     token_ids.data(), positions.data(), seq_starts.data(), block_tables.data(), table_starts.data(),
+                     logit_rows.data()};
+    check(b, positions.size(), seq_starts.size(), block_tables.size());
+    nb::gil_scoped_release release;
+    pool_.run([&](int thread) { isa_->run_step(d_, b, barrier_, next_item_, thread); });
+  }
+
+ private:
+  void check(const Batch& b, size_t num_positions, size_t num_starts, size_t num_table_entries) const {
+    const Shape& s = d_.shape;
+    require(b.num_rows > 0 && b.num_rows <= max_rows_, "more rows than the workspace holds");
+    require(num_positions == static_cast<size_t>(b.num_rows) && num_starts == static_cast<size_t>(b.num_sequences) + 1,
+            "arrays of a step don't fit together");
+    require(b.seq_starts[0] == 0 && b.seq_starts[b.num_sequences] == b.num_rows, "sequences don't cover the rows");
+    for (int r = 0; r < b.num_rows; ++r) require(b.token_ids[r] >= 0 && b.token_ids[r] < s.vocab, "token id out of range");
+    for (int q = 0; q < b.num_sequences; ++q) {
+      const int first = b.seq_starts[q], end = b.seq_starts[q + 1];
+      require(first < end && end <= b.num_rows, "a sequence has no rows");
+      for (int r = first; r < end; ++r)
+        require(b.positions[r] >= 0 && b.positions[r] == b.positions[first] + r - first, "positions aren't consecutive");
+      const size_t num_blocks = static_cast<size_t>(b.positions[end - 1]) / s.block_size + 1;
+      require(b.table_starts[q] >= 0 && b.table_starts[q] + num_blocks <= num_table_entries, "block table is too short");
+      for (size_t i = 0; i < num_blocks; ++i) {
+        const int block = b.block_tables[b.table_starts[q] + i];
+        require(block >= 0 && block < s.num_blocks, "block id out of range");
+      }
+    }
+    for (int i = 0; i < b.num_logit_rows; ++i) {
+      require(b.logit_rows[i] >= 0 && b.logit_rows[i] < b.num_rows, "logit row out of range");
+      require(i == 0 || b.logit_rows[i] > b.logit_rows[i - 1], "logit rows must ascend");
+    }
+    require(b.num_logit_rows * sizeof(float) * d_.lm_head.outputs <= logits_.size(), "more logits than planned");
+  }
+
+  Bytes weights_, kv_pool_, workspace_, logits_;
+  std::vector<Layer> layers_;
+  std::vector<Rope> ropes_;
+  std::deque<std::vector<double>> frequencies_;
+  Decoder d_;
+  ThreadPool pool_;
+  Barrier barrier_;
+  std::atomic<int> next_item_{0};
+  const Isa* isa_ = nullptr;
+  int max_rows_ = 0;
+};
+
+void pack(Bytes arena, size_t offset, int outputs, int k, const std::string& type, FloatMatrix rows, int first_output,
+          int group_stride) {
+  const Matrix m = matrix_at(arena, offset, outputs, k, type);
+  const Placement placement = {first_output, group_stride};
+  const int num_rows = static_cast<int>(rows.shape(0));
+  require(static_cast<int>(rows.shape(1)) == k, "rows of another length");
+  require(num_rows == 0 || (first_output >= 0 && placement.output_of(num_rows - 1) < outputs), "rows don't fit the matrix");
+  nb::gil_scoped_release release;
+  pack_rows(rows.data(), num_rows, k, placement, m.type, const_cast<uint8_t*>(m.panels), const_cast<float*>(m.scales));
+}
+
+std::vector<std::string> isas() {
+  const Isa* found[4];
+  const int count = available_isas(found);
+  std::vector<std::string> names;
+  for (int i = 0; i < count; ++i) names.push_back(found[i]->name);
+  return names;
+}
+
+}  // namespace
+}  // namespace ullage
+
+NB_MODULE(_native, m) {
+  using ullage::NativeDecoder;
+  m.def("isas", &ullage::isas, "Instruction sets this processor can run, best first.");
+  m.def("pack", &ullage::pack, "arena"_a, "offset"_a, "outputs"_a, "k"_a, "type"_a, "rows"_a, "first_output"_a, "group_stride"_a);
+  nb::class_<NativeDecoder>(m, "Decoder")
+      .def(nb::init<ullage::Bytes, ullage::Bytes, ullage::Bytes, ullage::Bytes, int, const std::string&>(), "weights"_a, "kv_pool"_a,
+           "workspace"_a, "logits"_a, "num_threads"_a, "isa"_a)
+      .def_prop_ro("isa", &NativeDecoder::isa)
+      .def("set_shape", &NativeDecoder::set_shape, "sizes"_a, "norm_eps"_a, "score_scale"_a, "embedding_scale"_a, "gelu"_a)
+      .def("add_rope", &NativeDecoder::add_rope, "inv_freq"_a, "attention_factor"_a)
+      .def("set_matrix", &NativeDecoder::set_matrix, "layer"_a, "name"_a, "offset"_a, "outputs"_a, "k"_a, "type"_a)
+      .def("set_vector", &NativeDecoder::set_vector, "layer"_a, "name"_a, "offset"_a, "n"_a)
+      .def("set_layer", &NativeDecoder::set_layer, "layer"_a, "window"_a, "rope"_a)
+      .def("set_workspace", &NativeDecoder::set_workspace, "max_rows"_a, "offsets"_a, "thread_bytes"_a)
+      .def("step", &NativeDecoder::step, "token_ids"_a, "positions"_a, "seq_starts"_a, "block_tables"_a, "table_starts"_a,
+           "logit_rows"_a);
+}

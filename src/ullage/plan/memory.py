@@ -1,0 +1,165 @@
+"""The memory of a deployment, worked out before anything is allocated.
+
+    weights    every tensor, packed as the runner holds it
+    kv_pool    2 (K and V) x layers x KV heads x head size x bytes per element, x tokens in the pool
+    workspace  scratch memory of one step of max_num_batched_tokens tokens
+    logits     one row of the vocabulary per sequence of a step
+    runtime    the interpreter, its libraries and the tokenizer, as measured when the plan is made
+    headroom   what stays free of the memory this process may use
+
+The runners allocate exactly this from the ledger; the engine doesn't start on a difference of one byte.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ullage.base.errors import ConfigError, PlanError
+from ullage.kernels import layout
+from ullage.kernels.layout import WeightType
+from ullage.models.spec import ModelSpec
+
+DEFAULT_KV_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRequest:
+    """What is asked of a deployment."""
+
+    runner: Literal["native", "numpy"]
+    weight_type: WeightType
+    """Of the native runner; the numpy runner holds float32."""
+    block_size: int
+    """Tokens per KV block."""
+    max_model_len: int | None
+    """Tokens of one request at most; None: what the model was trained for."""
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    kv_memory_bytes: int | None
+    """Size of the pool. None: enough for ``max_num_seqs`` requests of ``max_model_len``, but at most 1 GiB or one such
+    request, whichever is more."""
+    num_threads: int
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """One line of the plan."""
+
+    name: str
+    num_bytes: int
+    formula: str
+    """How the figure comes about, filled in."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A deployment that fits. ``accounts`` are in the order of ``plan.ledger.ACCOUNTS``."""
+
+    accounts: tuple[Account, ...]
+    available_bytes: int
+    """What this process may use in all: the sum of the accounts."""
+    max_model_len: int
+    num_blocks: int
+    block_size: int
+    block_bytes: int
+
+    @property
+    def token_bytes(self) -> int:
+        """KV bytes of one token."""
+        return self.block_bytes // self.block_size
+
+    @property
+    def capacity_tokens(self) -> int:
+        return self.num_blocks * self.block_size
+
+    def planned_bytes(self) -> dict[str, int]:
+        return {account.name: account.num_bytes for account in self.accounts}
+
+
+def make_plan(spec: ModelSpec, request: PlanRequest, *, available_bytes: int, runtime_bytes: int) -> Plan:
+    """Works out every account.
+
+    :param available_bytes: what this process may still take
+    :param runtime_bytes: what it holds already
+    :raises ConfigError: a setting this model can't honour
+    :raises PlanError: more memory than available; the message names a pool that would fit
+    """
+    max_model_len = _context_of(spec, request)
+    native = request.runner == "native"
+    if native:
+        layout.check_runnable(spec, request.block_size)
+        weights = Account("weights", layout.weight_layout(spec, request.weight_type).num_bytes, _weights_text(spec, request))
+        workspace_bytes = layout.workspace_layout(spec, request.max_num_batched_tokens, request.num_threads).num_bytes
+        workspace_text = f"one step of {request.max_num_batched_tokens} tokens, {request.num_threads} threads"
+        block_bytes = layout.kv_block_bytes(spec, request.block_size)
+        logits_bytes = layout.logits_bytes(spec, request.max_num_seqs)
+    else:
+        weights = Account("weights", layout.reference_weights_bytes(spec), _weights_text(spec, request))
+        workspace_bytes, workspace_text = 0, "numpy takes its temporaries from the runtime"
+        block_bytes = layout.reference_kv_block_bytes(spec, request.block_size)
+        logits_bytes = layout.reference_logits_bytes(spec, request.max_num_seqs)
+
+    num_blocks = _num_blocks(request, max_model_len, block_bytes)
+    element = 2 if native else 4
+    accounts = [
+        weights,
+        Account(
+            "kv_pool",
+            num_blocks * block_bytes,
+            f"2 x {spec.num_layers} layers x {spec.num_kv_heads} heads x {spec.head_size} x {element} B"
+            f" x {num_blocks * request.block_size:,} tokens",
+        ),
+        Account("workspace", workspace_bytes, workspace_text),
+        Account("logits", logits_bytes, f"{request.max_num_seqs} sequences x {spec.vocab_size:,} tokens x 4 B"),
+        Account("runtime", runtime_bytes, "interpreter, libraries and tokenizer, measured"),
+    ]
+    return _with_headroom(accounts, available_bytes + runtime_bytes, max_model_len, num_blocks, request, block_bytes)
+
+
+def _context_of(spec: ModelSpec, request: PlanRequest) -> int:
+    if request.max_model_len is None:
+        return spec.max_position
+    if request.max_model_len > spec.max_position:
+        raise ConfigError(
+            f"max_model_len {request.max_model_len} exceeds the {spec.max_position} tokens {spec.name} was trained for",
+            hint=f"use at most {spec.max_position}",
+        )
+    return request.max_model_len
+
+
+def _num_blocks(request: PlanRequest, max_model_len: int, block_bytes: int) -> int:
+    if request.kv_memory_bytes is not None:
+        num_blocks = request.kv_memory_bytes // block_bytes
+        if num_blocks == 0:
+            raise ConfigError(
+                f"kv_memory of {request.kv_memory_bytes} bytes is less than one block of {request.block_size} tokens",
+                hint=f"use at least {block_bytes} bytes, or smaller blocks",
+            )
+        return num_blocks
+    blocks_per_request = -(-max_model_len // request.block_size)
+    return min(request.max_num_seqs * blocks_per_request, max(blocks_per_request, DEFAULT_KV_BYTES // block_bytes))
+
+
+def _weights_text(spec: ModelSpec, request: PlanRequest) -> str:
+    if request.runner == "numpy":
+        return "every tensor in float32"
+    scales = " + a scale per output" if request.weight_type == "int8" else ""
+    embeddings = "embedding is also the output matrix" if spec.tied_embeddings else "embedding and output matrix"
+    return f"matrices in {request.weight_type}{scales}, norms in float32; {embeddings}"
+
+
+def _with_headroom(
+    accounts: list[Account], limit: int, max_model_len: int, num_blocks: int, request: PlanRequest, block_bytes: int
+) -> Plan:
+    total = sum(account.num_bytes for account in accounts)
+    headroom = limit - total
+    if headroom < 0:
+        blocks_that_fit = num_blocks + headroom // block_bytes
+        if blocks_that_fit > 0:
+            hint = f"a pool of {blocks_that_fit * block_bytes} bytes ({blocks_that_fit} blocks) would fit: lower kv_memory"
+        else:
+            hint = "even an empty pool doesn't fit: use a smaller model or weight type, or give the process more memory"
+        raise PlanError(f"the plan needs {total} bytes, but this process may use {limit}", hint=hint)
+    accounts.append(Account("headroom", headroom, f"{limit:,} B this process may use, less all above"))
+    return Plan(tuple(accounts), limit, max_model_len, num_blocks, request.block_size, block_bytes)
