@@ -22,7 +22,7 @@ serve: setup
 	@$(BIN)/ullage demo --stay-up
 
 test: setup-dev
-	@$(BIN)/pytest
+	@$(BIN)/python -m pytest
 
 lint: setup-dev
 	$(BIN)/ruff check src tests
@@ -33,7 +33,8 @@ lint: setup-dev
 check: test lint
 
 bench: setup
-	@$(BIN)/ullage bench
+	@$(BIN)/ullage pull smollm2
+	@$(BIN)/ullage bench smollm2
 
 clean:
 	rm -rf $(VENV) build

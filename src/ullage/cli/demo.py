@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,10 +18,15 @@ import click
 from ullage.base.errors import UllageError
 
 MODEL = "smollm2"
-QUESTION = "What is a KV cache in a large language model? Answer in three sentences."
+QUESTION = (  # a model this small needs to be told what it is asked about
+    "A KV cache keeps the attention keys and values of earlier tokens in memory, so that a language model does not "
+    "compute them again for each new token. Explain in two sentences what a KV cache is and why it makes generating "
+    "text faster."
+)
 MAX_TOKENS = 120
 READY_SECONDS = 180
 STOP_SECONDS = 15
+ANSWER_SECONDS = 120
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,38 +90,41 @@ def wait_until_ready(process: subprocess.Popen[bytes], port: int) -> None:
         if process.poll() is not None:
             raise UllageError(f"the server ended with exit code {process.returncode} before it was ready")
         try:
-            if request(port, "GET", "/health/ready").status == 200:
-                return
+            with request(port, "GET", "/health/ready") as response:
+                if response.status == 200:
+                    return
         except OSError:  # not listening yet
             pass
         time.sleep(0.1)
     raise UllageError(f"the server was not ready within {READY_SECONDS} seconds")
 
 
-def request(port: int, method: str, path: str, body: dict[str, Any] | None = None) -> http.client.HTTPResponse:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
-    content = None if body is None else json.dumps(body).encode()
-    connection.request(method, path, content, {"content-type": "application/json"} if body else {})
-    return connection.getresponse()
+@contextmanager
+def request(
+    port: int, method: str, path: str, body: dict[str, Any] | None = None
+) -> Iterator[http.client.HTTPResponse]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=ANSWER_SECONDS)
+    with closing(connection):
+        content = None if body is None else json.dumps(body).encode()
+        connection.request(method, path, content, {"content-type": "application/json"} if body else {})
+        yield connection.getresponse()
 
 
 def ask(port: int, question: str) -> Timing:
     """Prints the answer to ``question`` as it arrives."""
     body = chat_body(question) | {"stream": True, "stream_options": {"include_usage": True}}
-    started = time.perf_counter()
-    response = request(port, "POST", "/v1/chat/completions", body)
-    if response.status != 200:
-        raise UllageError(f"the server answered {response.status}: {response.read().decode(errors='replace')}")
     arrivals: list[float] = []
     usage: dict[str, int] = {}
-    for event in events(response):
-        if "error" in event:
-            raise UllageError(f"the server ended the answer: {event['error']['message']}")
-        usage = event.get("usage") or usage
-        text = "".join(choice["delta"].get("content") or "" for choice in event["choices"])
-        if text or any(choice["finish_reason"] for choice in event["choices"]):
-            arrivals.append(time.perf_counter() - started)
-        click.echo(text, nl=False)
+    started = time.perf_counter()
+    with request(port, "POST", "/v1/chat/completions", body) as response:
+        if response.status != 200:
+            raise UllageError(f"the server answered {response.status}: {response.read().decode(errors='replace')}")
+        for event in events(response):
+            usage = event.get("usage") or usage
+            text = "".join(choice["delta"].get("content") or "" for choice in event["choices"])
+            if text or any(choice["finish_reason"] for choice in event["choices"]):
+                arrivals.append(time.perf_counter() - started)
+            click.echo(text, nl=False)
     if not arrivals:
         raise UllageError("the server's answer had no text")
     return Timing(arrivals[0], arrivals[-1] - arrivals[0], usage["prompt_tokens"], usage["completion_tokens"])
@@ -129,8 +137,11 @@ def show_memory(port: int, pid: int) -> None:
     from ullage.cli.memory_tables import ledger_table
     from ullage.plan.machine import resident_bytes
 
-    ledger = json.loads(request(port, "GET", "/v1/ledger").read())
-    Console().print(ledger_table(ledger["accounts"], resident_bytes(pid)))
+    with request(port, "GET", "/v1/ledger") as response:
+        ledger = json.loads(response.read())
+    console = Console()
+    console.print(ledger_table(ledger["accounts"], resident_bytes(pid)))
+    console.print("Pages of the KV pool become resident when a request first writes to them.", style="dim")
 
 
 def chat_body(question: str) -> dict[str, Any]:
@@ -144,7 +155,10 @@ def events(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
         if line.startswith(b"data: [DONE]"):
             return
         if line.startswith(b"data: "):
-            yield json.loads(line[len(b"data: ") :])
+            event = json.loads(line[len(b"data: ") :])
+            if "error" in event:
+                raise UllageError(f"the server ended the answer: {event['error']['message']}")
+            yield event
     raise UllageError("the server ended the stream without [DONE]")
 
 

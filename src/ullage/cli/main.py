@@ -24,6 +24,7 @@ COMMANDS = {
     "serve": ("ullage.cli.serve:serve", "Serve a model over HTTP with the OpenAI API."),
     "chat": ("ullage.cli.generate:chat", "Talk with a model in this terminal."),
     "generate": ("ullage.cli.generate:generate", "Continue a text and print it as it is made."),
+    "bench": ("ullage.cli.bench:bench", "Measure how fast a model runs on this machine."),
     "demo": ("ullage.cli.demo:demo", "Fetch, serve and ask a small model, and show its memory."),
 }
 """Name -> (module:object, the line in the help)."""

@@ -12,6 +12,7 @@ from ullage.base.errors import ConfigError
 if TYPE_CHECKING:
     from ullage.engine.client import EngineClient
     from ullage.engine.runner import ModelRunner
+    from ullage.models.chat_template import ChatTemplate
     from ullage.models.model_file import ModelFile
     from ullage.models.spec import ModelSpec
     from ullage.models.tokenizer import Tokenizer
@@ -57,8 +58,8 @@ class BuiltEngine:
 
     engine: EngineClient
     tokenizer: Tokenizer
-    chat_template: str | None
-    """Source of the model's template; None for a base model."""
+    chat_template: ChatTemplate | None
+    """None for a base model: it can complete, not chat."""
     spec: ModelSpec
     plan: Plan
     runner_name: str
@@ -78,13 +79,17 @@ def build_engine(model_path: Path, options: EngineOptions) -> BuiltEngine:
     from ullage.engine.embedded import EmbeddedEngine
     from ullage.engine.kv_cache import KVCacheConfig
     from ullage.engine.scheduler import SchedulerConfig
+    from ullage.models.chat_template import ChatTemplate
     from ullage.models.open_model import open_model
     from ullage.plan.ledger import MemoryLedger
+    from ullage.plan.machine import resident_bytes
 
     runner_kind, warning = choose_runner(options.runner)
     model = open_model(model_path)
     try:
         tokenizer = model.tokenizer()
+        source = model.chat_template()
+        chat_template = None if source is None else ChatTemplate(source, tokenizer)
         plan = plan_engine(model.spec, options, runner_kind)
         scheduler_config = SchedulerConfig(
             plan.max_model_len, options.max_num_seqs, options.max_num_batched_tokens, options.max_waiting_requests
@@ -93,9 +98,11 @@ def build_engine(model_path: Path, options: EngineOptions) -> BuiltEngine:
         ledger = MemoryLedger(plan.planned_bytes())
         runner = _build_runner(runner_kind, model, ledger, plan, options)
         ledger.check_complete()
-        chat_template = model.chat_template()
     finally:
         model.close()
+    # The KV pool and scratch memory aren't resident before they are first used: what is resident now besides the
+    # weights is the runtime's.
+    ledger.record("runtime", max(0, resident_bytes() - plan.planned_bytes()["weights"]))
     core = EngineCore(
         runner,
         kv_config,

@@ -7,6 +7,7 @@ with LLM("smollm2", kv_memory="64MiB") as llm:
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,11 +16,14 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, overload
 
 from ullage.base.config import settings_from_arguments
+from ullage.base.errors import InvalidRequestError
 from ullage.engine.build import EngineOptions, build_engine
 from ullage.engine.client import FinishReason, GenerationOutput, GenerationRequest, OutputStream, TokenLogprob
 from ullage.engine.sampling_params import SamplingParams
 from ullage.models.store import find_model
 from ullage.plan.ledger import LedgerSnapshot
+
+logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 Prompt = str | tuple[int, ...]
@@ -55,6 +59,8 @@ class LLM:
     def __init__(self, model: str | Path, **options: Any) -> None:
         self._options = settings_from_arguments(EngineOptions, options)
         self._built = build_engine(find_model(str(model)), self._options)
+        if self._built.warning:
+            logger.warning("%s", self._built.warning)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="ullage-llm", daemon=True)
         self._thread.start()
@@ -94,6 +100,11 @@ class LLM:
         """The answer to a conversation, piece by piece. Leaving the iterator early ends the request."""
         return self._stream(self._chat_request(messages, sampling))
 
+    @property
+    def runner_name(self) -> str:
+        """What runs the model, e.g. ``native (avx512, int8 weights, 2 threads)``."""
+        return self._built.runner_name
+
     def ledger(self) -> LedgerSnapshot:
         """Planned and allocated bytes, account by account, and what the KV pool holds now."""
         return self._built.engine.ledger()
@@ -118,11 +129,16 @@ class LLM:
         return GenerationRequest(tuple(token_ids), sampling or SamplingParams())
 
     def _chat_request(self, messages: Sequence[Message], sampling: SamplingParams | None) -> GenerationRequest:
-        return self._request(self._built.chat_token_ids(messages), sampling)
+        template = self._built.chat_template
+        if template is None:
+            raise InvalidRequestError(
+                "this model has no chat template: it is a base model", param="messages", hint="use generate"
+            )
+        return self._request(tuple(template.render(messages)), sampling)
 
     async def _complete_all(self, requests: Sequence[GenerationRequest]) -> list[Completion]:
         """Keeps the engine full without ever overflowing its queue; the first error ends them all."""
-        places = asyncio.Semaphore(self._options.max_waiting_requests)
+        places = asyncio.Semaphore(self._options.max_num_seqs + self._options.max_waiting_requests)
 
         async def complete(request: GenerationRequest) -> Completion:
             async with places:
