@@ -44,19 +44,8 @@ class Message(BaseModel):
     tool_call_id: str | None = None
 
     def for_template(self) -> dict[str, object]:
-        """As a chat template expects it: ``content`` is one text (parts joined by a line break, as llama.cpp and vLLM
-        do), ``developer`` is today's word for ``system``, absent keys are absent."""
-        message: dict[str, object] = {
-            "role": "system" if self.role == "developer" else self.role,
-            "content": "\n".join(part.text for part in self.content or ()),
-        }
-        if self.name is not None:
-            message["name"] = self.name
-        if self.tool_calls:
-            message["tool_calls"] = [call.model_dump() for call in self.tool_calls]
-        if self.tool_call_id is not None:
-            message["tool_call_id"] = self.tool_call_id
-        return message
+        """As a chat template takes it; absent keys are absent."""
+        return self.model_dump(exclude=set(self.model_extra or ()), exclude_none=True)
 
 
 class ChatCompletionRequest(GenerationFields):

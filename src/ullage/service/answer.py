@@ -82,7 +82,7 @@ class Asked:
     prompts: Sequence[tuple[int, ...]]
     """Token ids. Choice ``i`` belongs to prompt ``i // n``."""
     default_max_tokens: int | None
-    """When the client left it open; None: as many as the context has room for."""
+    """When the client left it open; None: as many as context and KV pool have room for."""
     ignored_fields: tuple[str, ...]
 
     def generation_requests(self, service: Service) -> list[GenerationRequest]:
@@ -96,7 +96,7 @@ class Asked:
                 sampling=sampling_params(
                     self.fields,
                     service.model,
-                    default_max_tokens=self._default_max_tokens(prompt, service.engine.max_model_len),
+                    default_max_tokens=self._default_max_tokens(prompt, service.engine.max_request_tokens),
                     choice=choice,
                 ),
                 cache_salt=self.fields.cache_salt or "",
@@ -105,9 +105,9 @@ class Asked:
             for choice in range(self.fields.num_choices)
         ]
 
-    def _default_max_tokens(self, prompt: tuple[int, ...], max_model_len: int) -> int:
+    def _default_max_tokens(self, prompt: tuple[int, ...], max_request_tokens: int) -> int:
         """A default never asks for more than fits; 1 when nothing does, which the engine then refuses with numbers."""
-        room = max(1, max_model_len - len(prompt))
+        room = max(1, max_request_tokens - len(prompt))
         return room if self.default_max_tokens is None else min(room, self.default_max_tokens)
 
     def usage(self, results: Sequence[ChoiceResult]) -> Usage:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -40,7 +41,7 @@ def create_app(engine: EngineClient, model: ServedModel, config: ServiceConfig) 
 
     app = FastAPI(lifespan=lifespan, openapi_url=None, redirect_slashes=False)
     app.state.service = service
-    app.add_middleware(Door)
+    app.add_middleware(Door, service=service)
     app.add_exception_handler(UllageError, _answer_error)
     app.add_exception_handler(HTTPException, _answer_http_exception)
     _add_api_routes(app, service)
@@ -59,13 +60,11 @@ def _add_api_routes(app: FastAPI, service: Service) -> None:
 
     @app.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
-        with service.admission():
-            return await create_chat_completion(service, request)
+        return await create_chat_completion(service, request)
 
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
-        with service.admission():
-            return await create_completion(service, request)
+        return await create_completion(service, request)
 
     @app.post("/v1/embeddings")
     async def embeddings() -> Response:
@@ -103,7 +102,7 @@ async def _answer_http_exception(request: Request, error: Exception) -> Response
     """What the router itself raises: 404 and 405, told in the API's own shape."""
     assert isinstance(error, HTTPException)
     if error.status_code == 405:
-        allow = (error.headers or {}).get("allow", "")
+        allow = Headers(error.headers or {}).get("allow", "")  # names in any case
         return await _answer_error(request, MethodNotAllowedError("that method is not allowed here", allow=allow))
     if error.status_code == 404:
         return await _answer_error(request, UnknownPathError("there is nothing at this address"))

@@ -1,4 +1,4 @@
-"""The outermost layer, in plain ASGI: a request id on every answer, and no exception past this point.
+"""The outermost layer, in plain ASGI: a bound on work, a request id on every answer, no exception past this point.
 
 Plain, because Starlette's ``BaseHTTPMiddleware`` puts a queue before the answer and hides from a stream that its client
 has left.
@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import logging
 import uuid
+from contextlib import nullcontext
 
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ullage.protocol.errors import ErrorReply, error_reply
+from ullage.base.errors import QueueFullError
+from ullage.protocol.errors import ErrorReply, ServerStoppingError, error_reply
 from ullage.protocol.json_text import encode_json
 from ullage.service.disconnect import ClientLeftError
+from ullage.service.service import Service
 
 REQUEST_ID_HEADER = "x-request-id"
 MAX_REQUEST_ID_BYTES = 128
@@ -23,8 +26,9 @@ logger = logging.getLogger(__name__)
 
 
 class Door:
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app = app
+        self._service = service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -41,9 +45,13 @@ class Door:
             await send(message)
 
         try:
-            await self._app(scope, receive, send_with_id)
+            # Around the whole answer, streams included. GET makes no work, and health must be told at any time.
+            with self._service.admission() if scope["method"] == "POST" else nullcontext():
+                await self._app(scope, receive, send_with_id)
         except ClientLeftError:
             logger.debug("request %s: the client left", request_id)
+        except (QueueFullError, ServerStoppingError) as error:  # not admitted; what the app raises it answers itself
+            await _send_reply(send_with_id, error_reply(error))
         except Exception as error:  # the HTTP door: whatever goes wrong, the client gets an answer and we get a trace
             logger.exception("request %s failed", request_id)
             if started:

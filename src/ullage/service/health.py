@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
+from ullage.plan.machine import resident_bytes
 from ullage.service.service import Service
 
 Answer = tuple[int, dict[str, object]]
@@ -59,12 +57,3 @@ def ledger(service: Service) -> dict[str, object]:
         },
         "measured": {"resident_bytes": resident_bytes()},
     }
-
-
-def resident_bytes() -> int | None:
-    """Memory of this process that is in RAM now; None where the system doesn't tell (only Linux does)."""
-    try:
-        num_pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    except OSError:
-        return None
-    return num_pages * os.sysconf("SC_PAGE_SIZE")

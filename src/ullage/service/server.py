@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import logging
 import signal
 import socket
 import threading
@@ -19,6 +20,7 @@ from ullage.service.config import ServiceConfig
 from ullage.service.service import Service
 
 BACKLOG = 512
+MAX_PORT = 65535
 FORCED_EXIT_CODE = 1
 STOP_MARGIN_SECONDS = 5.0
 """After the drain time has run out, how long the last error events may take to be sent."""
@@ -30,12 +32,14 @@ def bind(config: ServiceConfig) -> socket.socket:
     :raises ConfigError: the address is in use, not ours, or not an address
     """
     where = f"{config.host}:{config.port}"
+    if config.port > MAX_PORT:  # the resolver would wrap it around in silence
+        raise ConfigError(f"{config.port} is not a port", hint=f"ports end at {MAX_PORT}")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         bound = socket.socket(family, kind, protocol)
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         raise ConfigError(f"{where} is not an address to listen on: {error}", hint="see --host and --port") from error
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -110,6 +114,8 @@ class Server(uvicorn.Server):
             await super().shutdown(sockets)
         finally:
             ending.cancel()
+        if self.force_exit:  # uvicorn would report the tasks that now end with the loop, traceback and all
+            logging.getLogger("uvicorn.error").disabled = True
 
     async def _end_after_drain(self) -> None:
         """Stopping the engine gives whatever still runs its last event, which becomes an error on the wire."""

@@ -1,0 +1,184 @@
+"""The real server on a real socket: clients that leave, streams that live, and stopping in good order."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from typing import Any
+
+import httpx
+import pytest
+from tests.http_server import events_of, running_server, until
+from tests.scripted_engine import ScriptedEngine
+
+from ullage.service.config import ServiceConfig
+
+CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
+
+
+def paused_engine(pause_after: int = 1) -> ScriptedEngine:
+    engine = ScriptedEngine()
+    engine.pause_after = pause_after
+    return engine
+
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_leaves_frees_all_its_choices_at_once(stream, n):
+    engine = paused_engine()
+    async with running_server(engine) as server, httpx.AsyncClient() as client:
+        fields = {**CHAT, "n": n, "stream": stream}
+        asking = asyncio.create_task(client.post(f"{server.url}/v1/chat/completions", json=fields))
+        await until(lambda: engine.num_open == n)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        await until(lambda: engine.num_open == 0, seconds=1.0)
+
+
+async def test_a_client_that_only_closes_its_sending_side_has_left_too():
+    engine = paused_engine()
+    async with running_server(engine) as server:
+        host, port = server.url.removeprefix("http://").split(":")
+        _, writer = await asyncio.open_connection(host, int(port))
+        body = b'{"model": "tiny", "prompt": "hi"}'
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body))
+        await until(lambda: engine.num_open == 1)
+        writer.write_eof()
+        await until(lambda: engine.num_open == 0, seconds=1.0)
+        writer.close()
+
+
+async def test_a_client_that_leaves_in_the_middle_of_its_body_leaves_nothing():
+    engine = ScriptedEngine()
+    async with running_server(engine) as server:
+        host, port = server.url.removeprefix("http://").split(":")
+        _, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 100\r\n\r\n{")
+        await writer.drain()
+        writer.close()
+        async with httpx.AsyncClient() as client:
+            assert (await client.post(f"{server.url}/v1/chat/completions", json=CHAT)).status_code == 200
+    assert len(engine.requests) == 1
+
+
+async def test_headers_and_role_come_before_the_first_token_and_pings_while_there_is_none():
+    engine = paused_engine(pause_after=0)
+    async with (
+        running_server(engine, config=ServiceConfig(port=0, ping_seconds=0.01)) as server,
+        httpx.AsyncClient() as client,
+        client.stream("POST", f"{server.url}/v1/chat/completions", json={**CHAT, "stream": True}) as response,
+    ):
+        assert response.status_code == 200
+        lines = response.aiter_lines()
+        assert '"role":"assistant"' in await anext(lines)
+        assert await anext(lines) == ""
+        assert await anext(lines) == ": ping"
+
+
+async def test_more_requests_at_once_than_allowed_are_told_to_come_back():
+    engine = paused_engine()
+    async with (
+        running_server(engine, config=ServiceConfig(port=0, max_concurrent_requests=1)) as server,
+        httpx.AsyncClient() as client,
+    ):
+        asking = asyncio.create_task(client.post(f"{server.url}/v1/chat/completions", json=CHAT))
+        await until(lambda: engine.num_open == 1)
+        refused = await client.post(f"{server.url}/v1/chat/completions", json=CHAT)
+        assert (await client.get(f"{server.url}/health/ready")).status_code == 200
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        await until(lambda: engine.num_open == 0)
+        engine.pause_after = None
+        assert (await client.post(f"{server.url}/v1/chat/completions", json=CHAT)).status_code == 200
+    assert refused.status_code == 429
+    assert refused.headers["retry-after"] == "1"
+
+
+async def test_a_stream_counts_as_a_request_in_work_until_its_end():
+    engine = paused_engine()
+    async with (
+        running_server(engine, config=ServiceConfig(port=0, max_concurrent_requests=1)) as server,
+        httpx.AsyncClient() as client,
+    ):
+        url = f"{server.url}/v1/chat/completions"
+        async with client.stream("POST", url, json={**CHAT, "stream": True}) as response:
+            assert response.status_code == 200
+            assert (await client.post(url, json=CHAT)).status_code == 429
+        await until(lambda: engine.num_open == 0)
+        engine.pause_after = None
+        assert (await client.post(url, json=CHAT)).status_code == 200
+
+
+async def test_a_huge_header_ends_its_connection_and_nothing_else():
+    async with running_server(ScriptedEngine()) as server, httpx.AsyncClient() as client:
+        try:
+            response = await client.get(f"{server.url}/v1/models", headers={"x-filler": "x" * 1_000_000})
+        except httpx.NetworkError:  # the answer was lost with the connection: the client was still sending
+            response = httpx.Response(400)
+        assert response.status_code == 400
+        assert (await client.get(f"{server.url}/v1/models")).status_code == 200
+
+
+async def test_a_huge_body_is_refused_before_it_is_stored():
+    async def body() -> Any:
+        for _ in range(20):
+            yield b" " * (1 << 20)
+
+    async with running_server(ScriptedEngine()) as server, httpx.AsyncClient() as client:
+        headers = {"content-type": "application/json"}
+        chunked = await client.post(f"{server.url}/v1/completions", content=body(), headers=headers)
+        after = await client.post(f"{server.url}/v1/chat/completions", json=CHAT)
+    assert chunked.status_code == 413
+    assert after.status_code == 200
+
+
+async def test_stopping_lets_running_requests_end_and_takes_no_new_ones():
+    engine = paused_engine()
+    async with running_server(engine) as server, httpx.AsyncClient() as client:
+        asking = asyncio.create_task(client.post(f"{server.url}/v1/chat/completions", json=CHAT))
+        await until(lambda: engine.num_open == 1)
+        signal.raise_signal(signal.SIGTERM)
+        await until(lambda: not server.server.servers[0].is_serving())
+        with pytest.raises(httpx.ConnectError):
+            await httpx.AsyncClient().get(f"{server.url}/health/ready")
+        assert not asking.done()
+        engine.let_go()
+        assert (await asking).json()["choices"][0]["finish_reason"] == "stop"
+        await server.task
+    assert engine.stopped.is_set()
+    assert not server.server.force_exit
+
+
+async def test_what_does_not_end_in_time_ends_with_an_error():
+    engine = paused_engine()
+    async with (
+        running_server(engine, config=ServiceConfig(port=0, drain_seconds=0.05)) as server,
+        httpx.AsyncClient() as client,
+    ):
+        url = f"{server.url}/v1/chat/completions"
+        plain = asyncio.create_task(client.post(url, json=CHAT))
+        stream = asyncio.create_task(client.post(url, json={**CHAT, "stream": True}))
+        await until(lambda: engine.num_open == 2)
+        signal.raise_signal(signal.SIGINT)
+        assert (await plain).status_code == 503
+        assert (await plain).headers["retry-after"] == "1"
+        events = events_of((await stream).text)
+        await server.task
+    assert events[-1]["error"]["code"] == "server_stopping"
+    assert not any(event["choices"][0]["finish_reason"] for event in events[:-1])
+
+
+async def test_a_second_signal_stops_at_once():
+    engine = paused_engine()
+    async with running_server(engine) as server, httpx.AsyncClient() as client:
+        asking = asyncio.create_task(client.post(f"{server.url}/v1/chat/completions", json=CHAT))
+        await until(lambda: engine.num_open == 1)
+        began = time.monotonic()
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+        await server.task
+        assert time.monotonic() - began < 5
+        assert server.server.force_exit
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)

@@ -1,0 +1,169 @@
+"""A whole engine that says what a test wrote down, and a tokenizer and a template small enough to work out by hand."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from ullage.base.errors import UllageError
+from ullage.engine.client import (
+    EngineClient,
+    EngineStatus,
+    FinishReason,
+    GenerationOutput,
+    GenerationRequest,
+    TokenLogprob,
+)
+from ullage.plan.ledger import LedgerSnapshot, MemoryLedger
+from ullage.service.served_model import ServedModel
+
+EOS = 256
+
+
+class ByteTokenizer:
+    """A token is a byte; 256 ends the output."""
+
+    vocab_size = 257
+    eos_token_ids = (EOS,)
+    strip_leading_space = False
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        return list(text.encode())
+
+    def decode(self, token_ids: Iterable[int]) -> str:
+        return b"".join(map(self.token_bytes, token_ids)).decode(errors="replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return bytes([token_id]) if token_id < EOS else b""
+
+    def token_text(self, token_id: int) -> str:
+        return "<eos>" if token_id == EOS else self.token_bytes(token_id).decode(errors="replace")
+
+
+class LineTemplate:
+    """``role: content`` in a line each."""
+
+    def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> list[int]:
+        lines = [f"{message['role']}: {''.join(part['text'] for part in message['content'])}\n" for message in messages]
+        return list("".join([*lines, "assistant:" if add_generation_prompt else ""]).encode())
+
+
+def outputs_for(
+    request: GenerationRequest, pieces: Sequence[str], finish_reason: FinishReason = "stop"
+) -> list[GenerationOutput]:
+    """One output per piece, whose tokens are its bytes; the last one has the finish reason."""
+    outputs: list[GenerationOutput] = []
+    num_output_tokens = 0
+    for i, piece in enumerate(pieces):
+        token_ids = tuple(piece.encode())
+        num_output_tokens += len(token_ids)
+        num_logprobs = request.sampling.logprobs
+        logprobs = () if num_logprobs is None else tuple(_logprob(token_id, num_logprobs) for token_id in token_ids)
+        outputs.append(
+            GenerationOutput(
+                text=piece,
+                token_ids=token_ids,
+                logprobs=logprobs,
+                num_prompt_tokens=len(request.prompt_token_ids),
+                num_cached_tokens=2,
+                num_output_tokens=num_output_tokens,
+                finish_reason=finish_reason if i == len(pieces) - 1 else None,
+            )
+        )
+    return outputs
+
+
+def _logprob(token_id: int, num_top: int) -> TokenLogprob:
+    return TokenLogprob(token_id, -0.5, tuple(((token_id + i) % EOS, -0.5 - i) for i in range(num_top)))
+
+
+class ScriptedEngine(EngineClient):
+    """Answers each request with ``script(request)``; remembers what it was asked and what was aborted."""
+
+    def __init__(self, script: Callable[[GenerationRequest], Sequence[GenerationOutput]] | None = None) -> None:
+        self.max_model_len = self.max_request_tokens = 100
+        self.script = script or (lambda request: outputs_for(request, ["Hel", "lo"]))
+        self.requests: list[GenerationRequest] = []
+        self.num_open = 0
+        """Accepted, and neither finished nor aborted."""
+        self.refusals: dict[int, UllageError] = {}
+        """By number of the request: raised instead of accepting it."""
+        self.pause_after: int | None = None
+        """So many outputs of each request, then none until ``let_go`` or ``stop``."""
+        self.healthy = True
+        self.num_stuck = 0
+        self.seconds_since_step = 0.0
+        self.stopped = asyncio.Event()
+        self._resumed = asyncio.Event()
+
+    async def start(self) -> None:
+        pass
+
+    async def stop(self) -> None:
+        self.stopped.set()
+        self._resumed.set()
+
+    def let_go(self) -> None:
+        """Paused requests go on to their end."""
+        self._resumed.set()
+
+    async def paused(self) -> None:
+        await self._resumed.wait()
+
+    def submit(self, request: GenerationRequest) -> ScriptedStream:
+        if (error := self.refusals.get(len(self.requests))) is not None:
+            raise error
+        self.requests.append(request)
+        return ScriptedStream(self, request)
+
+    def ledger(self) -> LedgerSnapshot:
+        return MemoryLedger({"weights": 10, "kv_pool": 100}).snapshot()
+
+    def status(self) -> EngineStatus:
+        num_running = self.num_open + self.num_stuck
+        return EngineStatus(self.healthy, "as scripted", num_running, 0, 7, self.seconds_since_step)
+
+
+class ScriptedStream:
+    """The outputs of one request. A class, because leaving a generator that never ran can't be noticed."""
+
+    def __init__(self, engine: ScriptedEngine, request: GenerationRequest) -> None:
+        self._engine = engine
+        self._outputs = self._generate(engine.script(request))
+        self._open = True
+        engine.num_open += 1
+
+    def __aiter__(self) -> ScriptedStream:
+        return self
+
+    async def __anext__(self) -> GenerationOutput:
+        output = await anext(self._outputs)
+        if output.finish_reason is not None:
+            self._end()
+        return output
+
+    async def aclose(self) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        self._engine.num_open -= self._open
+        self._open = False
+
+    async def _generate(self, outputs: Sequence[GenerationOutput]) -> AsyncGenerator[GenerationOutput]:
+        for i, output in enumerate(outputs):
+            if i == self._engine.pause_after:
+                await self._engine.paused()
+                if self._engine.stopped.is_set():
+                    yield GenerationOutput("", (), (), output.num_prompt_tokens, 0, 0, finish_reason="abort")
+                    return
+            yield output
+
+
+def scripted_model(*, chat: bool = True) -> ServedModel:
+    return ServedModel(
+        names=("org/tiny", "tiny"),
+        created=1234567890,
+        tokenizer=ByteTokenizer(),
+        chat_template=LineTemplate() if chat else None,
+    )

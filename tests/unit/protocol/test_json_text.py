@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import pytest
+
+from ullage.base.errors import InvalidRequestError
+from ullage.protocol.chat import ChatCompletionRequest
+from ullage.protocol.json_text import encode_json, parse_json_object, validate
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{:",
+        b'{"a":',
+        b"[]",
+        b'"text"',
+        b"null",
+        b"[" * 100_000,
+        b'{"a":' * 100_000,
+        b"\xff\xfe",
+        b"\xef\xbb\xbf{}",
+        b'{"a":"\\ud800"}',
+        b'{"a":"\xed\xa0\x80"}',
+        b'{"a":NaN}',
+        b'{"a":Infinity}',
+        b'{"a":' + b"9" * 5000 + b"}",
+        b"{} {}",
+    ],
+)
+def test_what_is_not_a_json_object_is_refused(body):
+    with pytest.raises(InvalidRequestError):
+        parse_json_object(body)
+
+
+def test_json_that_can_not_be_written_is_a_bug():
+    with pytest.raises(ValueError, match="JSON"):
+        encode_json({"a": float("nan")})
+
+
+def test_json_is_compact_utf8():
+    assert encode_json({"a": "鳗鱼", "b": None}) == '{"a":"鳗鱼","b":null}'.encode()
+
+
+def test_the_first_field_at_fault_is_the_param():
+    with pytest.raises(InvalidRequestError) as caught:
+        validate(ChatCompletionRequest, {"model": "m", "messages": [{"role": "wizard", "content": "hi"}]})
+    assert caught.value.param == "messages[0].role"
+    assert "wizard" not in caught.value.message
+
+
+def test_many_errors_make_a_short_message_without_the_input():
+    messages = [{"role": "user", "content": 7, "x" * 1000: "secret"}] * 12_000
+    with pytest.raises(InvalidRequestError) as caught:
+        validate(ChatCompletionRequest, {"model": "m", "messages": messages})
+    assert "and 11997 more" in caught.value.message
+    assert len(caught.value.message) < 500
+    assert "secret" not in caught.value.message
+
+
+def test_keys_of_the_client_are_cut_short_in_the_param():
+    fields = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "logit_bias": {"k" * 9000: "x"}}
+    with pytest.raises(InvalidRequestError) as caught:
+        validate(ChatCompletionRequest, fields)
+    assert caught.value.param == "logit_bias." + "k" * 50

@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+import pytest
+
+from ullage.base.errors import InvalidRequestError
+from ullage.protocol.chat import ChatCompletionRequest
+from ullage.protocol.completions import CompletionRequest
+from ullage.protocol.json_text import validate
+
+
+def chat(**fields: object) -> ChatCompletionRequest:
+    messages = [{"role": "user", "content": "hi"}]
+    return validate(ChatCompletionRequest, {"model": "m", "messages": messages, **fields})
+
+
+def completion(**fields: object) -> CompletionRequest:
+    return validate(CompletionRequest, {"model": "m", "prompt": "hi", **fields})
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("stream", "false"),
+        ("max_tokens", "10"),
+        ("max_tokens", 1.5),
+        ("max_tokens", True),
+        ("max_tokens", 99999999999999999999),
+        ("max_tokens", 0),
+        ("n", 0),
+        ("n", -1),
+        ("n", 129),
+        ("n", 1_000_000_000),
+        ("messages", "hi"),
+        ("messages", []),
+        ("stop", 5),
+        ("stop", ["a", "b", "c", "d", "e"]),
+        ("top_logprobs", True),
+        ("top_logprobs", 21),
+        ("top_logprobs", 2),
+        ("logit_bias", []),
+        ("seed", "x"),
+        ("seed", 2**63),
+        ("model", 7),
+        ("stream_options", 3),
+        ("stream_options", {}),
+        ("temperature", float("inf")),
+        ("temperature", 10**400),
+        ("top_p", -1),
+        ("top_p", 1.5),
+        ("presence_penalty", "1"),
+        ("cache_salt", ""),
+        ("stop_token_ids", [1.0]),
+    ],
+)
+def test_a_wrong_type_or_range_names_the_field(field, value):
+    with pytest.raises(InvalidRequestError) as caught:
+        chat(**{field: value})
+    assert (caught.value.param or "").partition("[")[0] == field
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        (1, "messages[0]"),
+        ({"role": 5}, "messages[0].role"),
+        ({"content": "hi"}, "messages[0].role"),
+        ({"role": "user"}, "messages[0].content"),
+        ({"role": "user", "content": None}, "messages[0].content"),
+        ({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}, "messages[0].content[0].type"),
+        ({"role": "user", "content": [{"type": "text"}]}, "messages[0].content[0].text"),
+        ({"role": "tool", "content": "4"}, "messages[0].tool_call_id"),
+        ({"role": "assistant", "content": None, "tool_calls": []}, "messages[0].content"),
+        ({"role": "assistant", "tool_calls": [{"id": 1}]}, "messages[0].tool_calls[0].id"),
+    ],
+)
+def test_a_wrong_message_is_named_by_its_path(message, param):
+    with pytest.raises(InvalidRequestError) as caught:
+        chat(messages=[message])
+    assert caught.value.param == param
+
+
+def test_null_means_absent_for_every_optional_field():
+    required = {"model", "messages", "prompt"}
+    for cls, minimal in ((ChatCompletionRequest, chat()), (CompletionRequest, completion())):
+        nulls = dict.fromkeys(set(cls.model_fields) - required)
+        assert validate(cls, {**minimal.model_dump(include=required), **nulls}) == minimal
+
+
+def test_both_names_of_max_tokens_may_agree_but_not_differ():
+    assert chat(max_tokens=5, max_completion_tokens=5).asked_max_tokens == 5
+    assert chat(max_completion_tokens=7).asked_max_tokens == 7
+    with pytest.raises(InvalidRequestError):
+        chat(max_tokens=5, max_completion_tokens=6)
+
+
+def test_the_template_gets_what_is_there_and_nothing_else():
+    part = {"type": "text", "text": "a"}
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{"}}
+    fields = chat(
+        messages=[
+            {"role": "user", "content": "a", "name": "ann", "mood": "good"},
+            {"role": "user", "content": [part, part]},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "content": "a", "tool_call_id": "c1"},
+        ]
+    )
+    assert [message.for_template() for message in fields.messages] == [
+        {"role": "user", "content": [part], "name": "ann"},
+        {"role": "user", "content": [part, part]},
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "content": [part], "tool_call_id": "c1"},
+    ]
+
+
+def test_unknown_fields_are_kept_with_their_path():
+    fields = chat(
+        fooo=1,
+        stream=True,
+        stream_options={"include_usage": True, "include_obfuscation": False, "continuous_usage_stats": True},
+        messages=[{"role": "user", "content": "hi", "refusal": None, "annotations": [], "mood": "good"}],
+    )
+    assert fields.extra_fields() == {
+        "fooo": 1,
+        "stream_options.continuous_usage_stats": True,
+        "messages[].mood": "good",
+    }
+
+
+@pytest.mark.parametrize("stop", [None, []])
+def test_no_stop_text_and_an_empty_list_are_the_same(stop):
+    assert not chat(stop=stop).stop
+
+
+def test_one_stop_text_is_a_list_of_one():
+    assert chat(stop="end").stop == ["end"]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "prompts"),
+    [
+        ("hi", ["hi"]),
+        ("", [""]),
+        ([1, 2], [[1, 2]]),
+        (["a", "b"], ["a", "b"]),
+        ([[1], [2, 3]], [[1], [2, 3]]),
+    ],
+)
+def test_every_form_of_prompt_becomes_a_list_of_prompts(prompt, prompts):
+    assert completion(prompt=prompt).prompt == prompts
+
+
+@pytest.mark.parametrize("prompt", [None, [], [[]], [1, "a"], [1.0], [True], {"text": "a"}, 5])
+def test_other_forms_of_prompt_are_refused(prompt):
+    with pytest.raises(InvalidRequestError) as caught:
+        completion(prompt=prompt)
+    assert caught.value.param == "prompt"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"best_of": 2}, "best_of"),
+        ({"n": 2, "best_of": 3}, "best_of"),
+        ({"echo": True, "logprobs": 0}, "echo"),
+        ({"logprobs": 6}, "logprobs"),
+        ({"logprobs": True}, "logprobs"),
+        ({"prompt": ["a", "b"], "n": 65}, "prompt"),
+    ],
+)
+def test_completions_refuse_what_they_can_not_do(fields, param):
+    with pytest.raises(InvalidRequestError) as caught:
+        completion(**fields)
+    assert caught.value.param == param
+
+
+def test_best_of_may_equal_n():
+    assert completion(n=2, best_of=2).num_choices == 2
