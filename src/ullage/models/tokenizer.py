@@ -49,7 +49,8 @@ class Tokenizer:
         """Whether prompts of this model begin with BOS, by the file's own word."""
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of typed text, after BOS where the model wants it.
+        """Token ids of typed text, after BOS where the model wants it. Bytes that the vocabulary has no token for are
+        left out (SmolLM2 lacks a few control characters), as they are everywhere the model is run.
 
         :raises InvalidRequestError: ``text`` holds half of a surrogate pair, which no encoding has
         """
