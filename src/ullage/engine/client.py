@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 from ullage.base.errors import UllageError
 from ullage.engine.sampling_params import SamplingParams
@@ -67,7 +67,19 @@ class EngineStatus:
     num_waiting: int
     num_steps: int
     seconds_since_step: float
-    """Since the last completed step, or since start."""
+    """Since the last completed step, or since it began to work (after start, after a time without requests)."""
+
+
+class OutputStream(Protocol):
+    """The outputs of one request, for one reader: an iterator that can be left. Any async generator is one."""
+
+    def __aiter__(self) -> AsyncIterator[GenerationOutput]: ...
+
+    async def __anext__(self) -> GenerationOutput: ...
+
+    async def aclose(self) -> None:
+        """Leaves early: aborts the request. Idempotent, and harmless after the end."""
+        ...
 
 
 class EngineClient(ABC):
@@ -78,6 +90,8 @@ class EngineClient(ABC):
 
     max_model_len: int
     """Prompt + output tokens of one request at most."""
+    max_request_tokens: int
+    """The same by what can run: ``max_model_len``, or fewer where the whole KV pool holds fewer."""
 
     @abstractmethod
     async def start(self) -> None:
@@ -88,7 +102,7 @@ class EngineClient(ABC):
         """Ends what still runs with a final ``abort`` event, then frees everything. Idempotent."""
 
     @abstractmethod
-    def submit(self, request: GenerationRequest) -> AsyncIterator[GenerationOutput]:
+    def submit(self, request: GenerationRequest) -> OutputStream:
         """Accepts or refuses at once; the iterator then gives the outputs.
 
         Leaving the iterator early (``aclose``, cancellation) aborts the request: its blocks are free within one step.

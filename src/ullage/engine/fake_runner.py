@@ -1,9 +1,10 @@
 """A runner without a model, that tells whether the blocks were right.
 
-It writes token ids into fake KV slots through the block table, as a real runner writes keys and values, and makes the
-next token a hash of all the ids it *reads back* through the table. So the tokens of a request depend on its prompt
-alone, however it was chunked, batched, cached or preempted; and a block that was given twice, kept too long or shared
-when it shouldn't be changes them.
+A slot of its fake KV pool holds a hash of the token written there and of what it *reads back* from the slot before, as
+the keys and values of a real model depend on all that stands before them. The next token is a hash of all slots of the
+request, read back through its block table. So the tokens of a request depend on its prompt alone, however it was
+chunked, batched, cached or preempted; and a block that was given twice, kept too long or shared when it shouldn't be
+changes them.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Collection, Sequence
 from ullage.base.errors import EngineError
 from ullage.engine.step import SampledToken, ScheduledRequest, ScheduledStep
 
-NOTHING_WRITTEN = -1
+NOTHING_WRITTEN = 0xFFFF_FFFF
 
 
 class FakeRunner:
@@ -42,7 +43,7 @@ class FakeRunner:
         self.num_steps = 0
         self.closed = False
         self._block_size = block_size
-        self._blocks = [array("q", [NOTHING_WRITTEN]) * block_size for _ in range(num_blocks)]
+        self._blocks = [array("L", [NOTHING_WRITTEN]) * block_size for _ in range(num_blocks)]
         self._eos_token_id = eos_token_id
         self._eos_probability = eos_probability
         self._step_seconds = step_seconds
@@ -73,34 +74,47 @@ class FakeRunner:
 
         :param ending_token_ids: those that can't come within the first ``min_tokens``
         """
-        token_ids = array("q", prompt_token_ids)
+        slots = array("L")
+        token_ids: list[int] = []
+        for token_id in prompt_token_ids:
+            slots.append(_slot_value(token_id, slots[-1] if slots else 0))
         for num_output_tokens in range(num_tokens):
             banned = ending_token_ids if num_output_tokens < min_tokens else ()
-            token_ids.append(self._next_token(token_ids, banned))
-        return token_ids[len(prompt_token_ids) :].tolist()
+            token_ids.append(self._next_token(slots, banned))
+            slots.append(_slot_value(token_ids[-1], slots[-1]))
+        return token_ids
 
     def _write(self, request: ScheduledRequest) -> None:
         for position, token_id in enumerate(request.token_ids, request.num_computed_tokens):
+            before = self._slot(request, position - 1) if position else 0
             index, offset = divmod(position, self._block_size)
-            self._blocks[request.block_ids[index]][offset] = token_id
+            self._blocks[request.block_ids[index]][offset] = _slot_value(token_id, before)
+
+    def _slot(self, request: ScheduledRequest, position: int) -> int:
+        index, offset = divmod(position, self._block_size)
+        return self._blocks[request.block_ids[index]][offset]
 
     def _sample(self, request: ScheduledRequest) -> SampledToken:
-        written = array("q")
+        slots = array("L")
         for block_id in request.block_ids:
-            written.extend(self._blocks[block_id])
-        del written[request.num_computed_tokens + len(request.token_ids) :]
-        token_id = self._next_token(written, request.banned_token_ids)
+            slots.extend(self._blocks[block_id])
+        del slots[request.num_computed_tokens + len(request.token_ids) :]
+        token_id = self._next_token(slots, request.banned_token_ids)
         if request.sampling.logprobs is None:
             return SampledToken(request.request_id, token_id)
         candidates = [(token_id + i) % self.vocab_size for i in range(request.sampling.logprobs)]
         top_logprobs = tuple((candidate, -1.0 - i) for i, candidate in enumerate(candidates))
         return SampledToken(request.request_id, token_id, -1.0, top_logprobs)
 
-    def _next_token(self, token_ids: array[int], banned_token_ids: Collection[int]) -> int:
-        digest = zlib.crc32(token_ids.tobytes())
-        token_id, luck = digest % self.vocab_size, (digest ^ 0x9E3779B9) * 2654435761 % 2**32 / 2**32
-        if self._eos_token_id is not None and luck < self._eos_probability:
+    def _next_token(self, slots: array[int], banned_token_ids: Collection[int]) -> int:
+        digest = zlib.crc32(slots.tobytes())
+        token_id = digest % self.vocab_size
+        if self._eos_token_id is not None and zlib.crc32(b"end", digest) < self._eos_probability * 2**32:
             token_id = self._eos_token_id
         while token_id in banned_token_ids:
             token_id = (token_id + 1) % self.vocab_size
         return token_id
+
+
+def _slot_value(token_id: int, before: int) -> int:
+    return zlib.crc32(token_id.to_bytes(4, "little"), before)

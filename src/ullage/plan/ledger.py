@@ -9,15 +9,20 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from ullage.base.errors import EngineError
 
 ACCOUNTS = ("weights", "kv_pool", "workspace", "logits", "runtime", "headroom")
-"""In the order they are shown. ``runtime`` is the interpreter and its libraries; ``headroom`` is what must stay free."""
+"""In the order they are shown. ``runtime`` is the interpreter and its libraries, ``headroom`` what must stay free."""
 
 ALLOCATED_ACCOUNTS = ("weights", "kv_pool", "workspace", "logits")
 """Those whose bytes are handed out by ``allocate``; the others are measured."""
+
+
+_HUGE_PAGE_BYTES = 2 << 20
+_MADV_POPULATE_WRITE = 23  # <linux/mman.h>; Python has no name for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +44,19 @@ class LedgerSnapshot:
     """KV bytes of free blocks that still hold a reusable prefix."""
 
 
+def _resident_memory(num_bytes: int) -> memoryview:
+    """Memory that is there now, not when it is first touched: a promise that can't be kept must fail at the start."""
+    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if num_bytes >= _HUGE_PAGE_BYTES:
+        with suppress(OSError):  # a kernel without transparent huge pages
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    try:
+        memory.madvise(_MADV_POPULATE_WRITE)
+    except OSError:  # Linux before 5.14: touch every page
+        memoryview(memory)[:: mmap.PAGESIZE] = bytes(-(-num_bytes // mmap.PAGESIZE))
+    return memoryview(memory)
+
+
 class MemoryLedger:
     """Owns the byte counts of one engine, and the memory behind ``ALLOCATED_ACCOUNTS``.
 
@@ -53,21 +71,19 @@ class MemoryLedger:
         self._kv_books = (0, 0, 0)
 
     def allocate(self, account: str, num_bytes: int) -> memoryview:
-        """Zeroed, page-aligned memory, on huge pages where the system gives them.
+        """Zeroed, page-aligned memory, on huge pages where the system gives them, resident from now on.
 
         :raises EngineError: the account would exceed its plan
         """
-        assert account in ALLOCATED_ACCOUNTS and num_bytes >= 0
+        assert account in ALLOCATED_ACCOUNTS
+        assert num_bytes >= 0
         total = self._allocated[account] + num_bytes
         if total > self._planned[account]:
             raise EngineError(f"{account}: allocating {total} bytes, but the plan has {self._planned[account]}")
         self._allocated[account] = total
         if num_bytes == 0:
             return memoryview(bytearray())
-        memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        if hasattr(mmap, "MADV_HUGEPAGE") and num_bytes >= 1 << 21:
-            memory.madvise(mmap.MADV_HUGEPAGE)
-        return memoryview(memory)
+        return _resident_memory(num_bytes)
 
     def record(self, account: str, num_bytes: int) -> None:
         """Books a measured figure for an account that isn't allocated here."""

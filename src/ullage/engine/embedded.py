@@ -1,0 +1,277 @@
+"""A whole engine in this process: the core on a thread of its own, its users on the event loop.
+
+::
+
+    event loop                                engine thread
+    submit ── check, count ──▶ inbox ──▶ take commands, step, take commands, step, ...
+    OutputStream ◀── mailbox ◀──── one call_soon_threadsafe per step ──┘
+
+Everything is bounded: a mailbox by its request's tokens, the inbox by two commands for each accepted request, and the
+number of those by the scheduler's limit. A request counts as accepted until its last output is in its mailbox.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from ullage.base.errors import EngineError, QueueFullError
+from ullage.engine.client import EngineClient, EngineStatus, GenerationOutput, GenerationRequest, OutputStream
+from ullage.engine.core import EngineCore
+from ullage.engine.output import TextEngine, merge_outputs, nothing_yet
+from ullage.models.tokenizer import Tokenizer
+from ullage.plan.ledger import LedgerSnapshot
+
+logger = logging.getLogger(__name__)
+
+
+class Mailbox:
+    """Where the outputs of one request wait for its reader. Belongs to the event loop."""
+
+    def __init__(self, request: GenerationRequest) -> None:
+        self.request = request
+        self.latest = nothing_yet(request)
+        """For its counts."""
+        self.left = False
+        """The reader has gone, and the engine thread was told."""
+        self._pending: list[GenerationOutput] = []
+        self._arrived = asyncio.Event()
+
+    def put(self, output: GenerationOutput) -> None:
+        self.latest = output
+        if not self.left:
+            self._pending.append(output)
+            self._arrived.set()
+
+    async def take(self) -> GenerationOutput:
+        """All that has come since the last time, as one output."""
+        await self._arrived.wait()
+        self._arrived.clear()
+        pending, self._pending = self._pending, []
+        return merge_outputs(pending)
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    mailbox: Mailbox
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    mailbox: Mailbox
+
+
+class Stop:
+    pass
+
+
+Command = Submit | Abort | Stop
+
+
+class MailboxStream:
+    """Reads a mailbox. Leaving it, in whatever way, aborts the request."""
+
+    def __init__(self, mailbox: Mailbox, leave: Callable[[Mailbox], None]) -> None:
+        self._mailbox = mailbox
+        self._leave = leave
+        self._ended = False
+
+    def __aiter__(self) -> MailboxStream:
+        return self
+
+    async def __anext__(self) -> GenerationOutput:
+        if self._ended or self._mailbox.left:
+            raise StopAsyncIteration
+        try:
+            output = await self._mailbox.take()
+        except asyncio.CancelledError:
+            self._leave(self._mailbox)
+            raise
+        self._ended = output.finish_reason is not None
+        return output
+
+    async def aclose(self) -> None:
+        self._leave(self._mailbox)
+
+    def __del__(self) -> None:  # the reader broke out of its loop and forgot the stream
+        self._leave(self._mailbox)
+
+
+class EmbeddedEngine(EngineClient):
+    """Runs an ``EngineCore`` in a thread of this process.
+
+    :param core: nobody else uses it from now on
+    :param tokenizer: None: outputs bear token ids only
+    """
+
+    def __init__(self, core: EngineCore, tokenizer: Tokenizer | None) -> None:
+        self.max_model_len = core.limits.max_model_len
+        pool_tokens = core.limits.num_blocks * core.limits.block_size
+        self.max_request_tokens = min(self.max_model_len, pool_tokens)
+        self._core = core
+        self._engine = TextEngine(core, tokenizer)
+        self._max_requests = core.scheduler.config.max_requests
+        # Not queue.Queue: a stream may be collected, and so put its Abort, in the middle of another put.
+        self._inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="ullage-engine", daemon=True)
+        # Of the event loop:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._mailboxes: set[Mailbox] = set()
+        self._stopping = self._closed = False
+        # Of the engine thread:
+        self._owners: dict[int, Mailbox] = {}
+        self._request_ids: dict[Mailbox, int] = {}
+        self._events: list[tuple[Mailbox, GenerationOutput]] = []
+        # Written by the engine thread, read by both:
+        self._failure: EngineError | None = None
+        self._last_step_at = time.monotonic()
+        self._step_seconds = 0.0
+
+    # ── on the event loop ──
+
+    async def start(self) -> None:
+        if self._stopping:
+            raise EngineError("the engine was stopped; build a new one")
+        self._loop = asyncio.get_running_loop()
+        self._last_step_at = time.monotonic()
+        self._thread.start()
+
+    async def stop(self) -> None:
+        if not self._stopping:
+            self._stopping = True
+            self._inbox.put(Stop())
+        if self._thread.is_alive():
+            await asyncio.to_thread(self._thread.join)
+        if not self._closed:
+            self._closed = True
+            self._core.close()
+
+    def submit(self, request: GenerationRequest) -> OutputStream:
+        if self._failure is not None:
+            raise EngineError(f"the engine has failed: {self._failure.message}")
+        if self._loop is None or self._stopping:
+            raise EngineError("the engine isn't running")
+        self._engine.check(request)
+        if len(self._mailboxes) >= self._max_requests:
+            raise QueueFullError(
+                f"{self._max_requests} requests are waiting or running already",
+                retry_after_seconds=self._seconds_to_next_end(),
+            )
+        mailbox = Mailbox(request)
+        self._mailboxes.add(mailbox)
+        self._inbox.put(Submit(mailbox))
+        return MailboxStream(mailbox, self._leave)
+
+    def ledger(self) -> LedgerSnapshot:
+        return self._core.ledger.snapshot()
+
+    def status(self) -> EngineStatus:
+        if self._failure is not None:
+            detail = self._failure.message
+        elif self._thread.is_alive() and not self._stopping:
+            detail = "serving" if self._core.has_work else "idle"
+        else:
+            detail = "stopped" if self._stopping else "not started"
+        return EngineStatus(
+            healthy=detail in ("serving", "idle"),
+            detail=detail,
+            num_running=len(self._core.scheduler.running),
+            num_waiting=len(self._core.scheduler.waiting),
+            num_steps=self._core.scheduler.counters.num_steps,
+            seconds_since_step=time.monotonic() - self._last_step_at,
+        )
+
+    def _leave(self, mailbox: Mailbox) -> None:
+        if mailbox in self._mailboxes and not mailbox.left:
+            mailbox.left = True
+            self._inbox.put(Abort(mailbox))
+
+    def _seconds_to_next_end(self) -> float:
+        """When, at the latest, the first of the running requests will have all its tokens."""
+        num_steps = min(m.request.sampling.max_tokens - m.latest.num_output_tokens for m in self._mailboxes)
+        return max(num_steps, 1) * self._step_seconds
+
+    def _deliver(self, events: list[tuple[Mailbox, GenerationOutput]]) -> None:
+        for mailbox, output in events:
+            mailbox.put(output)
+            if output.finish_reason is not None:
+                self._mailboxes.discard(mailbox)
+
+    def _end_all(self) -> None:
+        """The engine thread has ended: so do all requests that haven't yet."""
+        for mailbox in self._mailboxes:
+            last = replace(mailbox.latest, text="", token_ids=(), logprobs=(), finish_reason="abort")
+            mailbox.put(last if self._failure is None else replace(last, finish_reason="error", error=self._failure))
+        self._mailboxes.clear()
+
+    # ── on the engine thread ──
+
+    def _run(self) -> None:
+        """One of the three doors where any exception is met: whatever a step raises, every request gets its end."""
+        try:
+            while self._take_commands():
+                if self._engine.has_work:
+                    self._step()
+                self._post_events()
+            for request_id in self._engine.request_ids:
+                self._abort(request_id)
+            self._post_events()
+        except Exception as error:
+            logger.exception("the engine failed")
+            reason = error.message if isinstance(error, EngineError) else f"{type(error).__name__}: {error}"
+            self._failure = EngineError(reason)
+        self._post(self._end_all)
+
+    def _take_commands(self) -> bool:
+        """Obeys all commands there are; sleeps until the first while there is no work. False: stop."""
+        wait = not self._engine.has_work
+        while True:
+            try:
+                command = self._inbox.get(block=wait)
+            except queue.Empty:
+                return True
+            if wait:
+                wait, self._last_step_at = False, time.monotonic()
+            if isinstance(command, Stop):
+                return False
+            if isinstance(command, Submit):
+                request_id = self._engine.add_request(command.mailbox.request)
+                self._owners[request_id] = command.mailbox
+                self._request_ids[command.mailbox] = request_id
+            elif command.mailbox in self._request_ids:
+                self._abort(self._request_ids[command.mailbox])
+
+    def _step(self) -> None:
+        began = time.monotonic()
+        for request_id, output in self._engine.step():
+            self._add_event(request_id, output)
+        self._last_step_at = time.monotonic()
+        seconds = self._last_step_at - began
+        self._step_seconds += (seconds - self._step_seconds) * (0.1 if self._step_seconds else 1.0)
+
+    def _abort(self, request_id: int) -> None:
+        output = self._engine.abort(request_id)
+        if output is not None:
+            self._add_event(request_id, output)
+
+    def _add_event(self, request_id: int, output: GenerationOutput) -> None:
+        mailbox = self._owners[request_id]
+        self._events.append((mailbox, output))
+        if output.finish_reason is not None:
+            del self._owners[request_id], self._request_ids[mailbox]
+
+    def _post_events(self) -> None:
+        if self._events:
+            events, self._events = self._events, []
+            self._post(lambda: self._deliver(events))
+
+    def _post(self, callback: Callable[[], None]) -> None:
+        assert self._loop is not None
+        with contextlib.suppress(RuntimeError):  # the loop was closed: nobody is left to tell
+            self._loop.call_soon_threadsafe(callback)

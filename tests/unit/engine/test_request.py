@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import pytest
+
+from ullage.base.errors import ContextLengthError, InvalidRequestError, KVCapacityError
+from ullage.engine.request import Request, RequestLimits
+from ullage.engine.sampling_params import SamplingParams
+
+LIMITS = RequestLimits(max_model_len=100, num_blocks=5, block_size=16, vocab_size=50)
+
+
+def request(**sampling: object) -> Request:
+    params = SamplingParams(**{"max_tokens": 5, **sampling})
+    return Request(0, [1, 2, 3], num_prompt_tokens=3, sampling=params, seed=0, eos_token_ids=frozenset({49}))
+
+
+def test_ends_at_the_models_own_end_of_sequence():
+    ended = request()
+    ended.append(49)
+    assert (ended.finish_reason, ended.stop_reason) == ("stop", None)
+
+
+def test_ends_at_a_stop_token_and_says_which():
+    ended = request(stop_token_ids=(7, 8))
+    ended.append(8)
+    assert (ended.finish_reason, ended.stop_reason) == ("stop", 8)
+
+
+def test_ends_with_its_last_token():
+    ended = request(max_tokens=2)
+    ended.append(5)
+    assert ended.finish_reason is None
+    ended.append(5)
+    assert (ended.finish_reason, ended.num_output_tokens) == ("length", 2)
+
+
+def test_end_of_sequence_as_the_last_token_is_a_stop():
+    ended = request(max_tokens=1)
+    ended.append(49)
+    assert ended.finish_reason == "stop"
+
+
+def test_no_ending_token_before_min_tokens():
+    young = request(min_tokens=2, stop_token_ids=(7,))
+    young.append(1)
+    assert young.banned_token_ids == (49, 7)
+    young.append(1)
+    assert young.banned_token_ids == ()
+
+
+def test_a_request_that_fits_to_the_token_passes():
+    LIMITS.check([1] * 75, SamplingParams(max_tokens=5))
+
+
+def test_an_empty_prompt_is_refused():
+    with pytest.raises(InvalidRequestError, match="empty") as caught:
+        LIMITS.check([], SamplingParams())
+    assert caught.value.param == "prompt"
+
+
+@pytest.mark.parametrize("token_id", [-1, 50])
+def test_token_ids_outside_the_vocabulary_are_refused(token_id):
+    for prompt, sampling, param in (
+        ([1, token_id], SamplingParams(), "prompt"),
+        ([1], SamplingParams(logit_bias={token_id: 1.0}), "logit_bias"),
+        ([1], SamplingParams(stop_token_ids=(token_id,)), "stop_token_ids"),
+    ):
+        with pytest.raises(InvalidRequestError, match=rf"{param} has token id {token_id}, .* 0 to 49") as caught:
+            LIMITS.check(prompt, sampling)
+        assert caught.value.param == param
+
+
+def test_more_than_the_context_is_refused_with_the_numbers():
+    with pytest.raises(
+        ContextLengthError, match=r"90 prompt tokens \+ 11 output tokens = 101.* limit is 100"
+    ) as caught:
+        LIMITS.check([1] * 90, SamplingParams(max_tokens=11))
+    assert caught.value.param == "max_tokens"
+    with pytest.raises(ContextLengthError) as caught:
+        LIMITS.check([1] * 100, SamplingParams(max_tokens=1))
+    assert caught.value.param == "prompt"
+
+
+def test_more_than_the_pool_is_refused_with_the_numbers():
+    with pytest.raises(KVCapacityError, match=r"= 81 need 6 KV blocks, but the pool has 5: at most 80 tokens"):
+        LIMITS.check([1] * 76, SamplingParams(max_tokens=5))
