@@ -40,6 +40,9 @@ class ByteTokenizer:
     def token_text(self, token_id: int) -> str:
         return "<eos>" if token_id == EOS else self.token_bytes(token_id).decode(errors="replace")
 
+    def is_control(self, token_id: int) -> bool:
+        return token_id == EOS
+
 
 class LineTemplate:
     """``role: content`` in a line each."""
