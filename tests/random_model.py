@@ -14,13 +14,18 @@ from ullage.models.spec import LayerSpec, ModelSpec, RopeSpec, expected_tensors
 
 
 class RandomModel:
-    """Implements ``ModelFile``: each tensor follows from the seed and its name, wherever it is read from."""
+    """Implements ``ModelFile``: each tensor follows from the seed and its name, wherever it is read from.
+
+    :param gain: factor of the matrices inside the layers; a small one keeps the softmax flat, so that rounding isn't
+        magnified from layer to layer
+    """
 
     path = Path("random")
 
-    def __init__(self, spec: ModelSpec, seed: int = 0) -> None:
+    def __init__(self, spec: ModelSpec, seed: int = 0, *, gain: float = 2.0) -> None:
         self.spec = spec
         self._seed = seed
+        self._gain = gain
 
     def tensor_names(self) -> Iterator[str]:
         return iter(expected_tensors(self.spec))
@@ -32,7 +37,8 @@ class RandomModel:
             return 1 + values / 4
         if name.endswith("bias"):
             return values / 2
-        return values * np.float32(2 / shape[-1] ** 0.5)
+        gain = 2.0 if name in ("embed", "lm_head") else self._gain
+        return values * np.float32(gain / shape[-1] ** 0.5)
 
     def stored_bytes(self) -> int:
         return sum(self.read_tensor(name).nbytes for name in self.tensor_names())

@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ullage.engine.numpy_runner import NumpyRunner, numpy_memory
+from ullage.engine.numpy_runner import NumpyRunner
 from ullage.engine.runner import ModelRunner
 from ullage.engine.sampling_params import SamplingParams
 from ullage.engine.step import SampledToken, ScheduledRequest, ScheduledStep
+from ullage.kernels.layout import numpy_memory
 from ullage.models.model_file import ModelFile
 from ullage.models.open_model import open_model
 from ullage.plan.ledger import MemoryLedger

@@ -8,7 +8,14 @@ import numpy as np
 
 from ullage.engine.sampler import sample
 from ullage.engine.step import SampledToken, ScheduledStep
-from ullage.kernels.layout import WeightType, check_runnable, kv_block_bytes, logits_bytes, weight_layout, workspace_layout
+from ullage.kernels.layout import (
+    WeightType,
+    check_runnable,
+    kv_block_bytes,
+    logits_bytes,
+    weight_layout,
+    workspace_layout,
+)
 from ullage.kernels.native import NativeDecoder
 from ullage.models.model_file import ModelFile
 from ullage.plan.ledger import MemoryLedger
@@ -62,7 +69,9 @@ class NativeRunner:
         requests = step.requests
         lengths = [len(request.token_ids) for request in requests]
         starts = [0, *accumulate(lengths)]
-        sampled = [(request, end - 1) for request, end in zip(requests, starts[1:], strict=True) if request.needs_logits]
+        sampled = [
+            (request, end - 1) for request, end in zip(requests, starts[1:], strict=True) if request.needs_logits
+        ]
         positions = [
             np.arange(request.num_computed_tokens, request.num_computed_tokens + length, dtype=np.int32)
             for request, length in zip(requests, lengths, strict=True)

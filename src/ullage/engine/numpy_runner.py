@@ -24,22 +24,6 @@ LayerWeights = Mapping[str, Floats]
 RopeTables = Mapping[RopeSpec, tuple[Floats, Floats]]
 
 
-def numpy_memory(spec: ModelSpec, num_blocks: int, block_size: int, max_num_seqs: int) -> dict[str, int]:
-    """Bytes by ledger account that a ``NumpyRunner`` allocates, exactly.
-
-    ``workspace`` is 0: numpy takes its temporaries from the process's heap, where the ledger can't count them. They
-    are bounded by the size of one step: a few arrays of [tokens in the step, intermediate_size], one request's keys
-    and values of one layer, and the scores of ``QUERY_TILE`` queries.
-    """
-    num_weights = sum(math.prod(shape) for shape in expected_tensors(spec).values())
-    return {
-        "weights": num_weights * FLOAT_BYTES,
-        "kv_pool": math.prod(_kv_shape(spec, num_blocks, block_size)) * FLOAT_BYTES,
-        "workspace": 0,
-        "logits": max_num_seqs * spec.vocab_size * FLOAT_BYTES,
-    }
-
-
 class NumpyRunner:
     """Implements ``ModelRunner``. All in float32.
 

@@ -1,7 +1,7 @@
-"""Where every byte of the native decoder's memory goes: the planner counts from here, the runner allocates from here.
+"""Where every byte of a runner's memory goes: the planner counts from here, the runner allocates from here.
 
-Weights lie in one arena in the order of execution, each piece on a 64-byte boundary. The panel format itself is described
-in ``native/decoder.h``.
+The native decoder's weights lie in one arena in the order of execution, each piece on a 64-byte boundary. The panel
+format itself is described in ``native/decoder.h``.
 """
 
 from __future__ import annotations
@@ -215,18 +215,43 @@ def logits_bytes(spec: ModelSpec, max_num_seqs: int) -> int:
     return max_num_seqs * _round_up(spec.vocab_size, TILE_OUTPUTS) * 4
 
 
-def reference_weights_bytes(spec: ModelSpec) -> int:
-    """The numpy runner holds every tensor as it is, in float32."""
-    return sum(math.prod(shape) for shape in expected_tensors(spec).values()) * 4
-
-
-def reference_kv_block_bytes(spec: ModelSpec, block_size: int) -> int:
+def numpy_block_bytes(spec: ModelSpec, block_size: int) -> int:
     """As ``kv_block_bytes``, in float32."""
     return 2 * spec.num_layers * spec.kv_size * block_size * 4
 
 
-def reference_logits_bytes(spec: ModelSpec, max_num_seqs: int) -> int:
-    return max_num_seqs * spec.vocab_size * 4
+def numpy_memory(spec: ModelSpec, num_blocks: int, block_size: int, max_num_seqs: int) -> dict[str, int]:
+    """Bytes by ledger account that a ``NumpyRunner`` allocates, exactly: everything in float32, nothing padded.
+
+    ``workspace`` is 0: numpy takes its temporaries from the process's heap, where the ledger can't count them. They
+    are bounded by the size of one step: a few arrays of [tokens in the step, intermediate_size], one request's keys
+    and values of one layer, and the scores of a tile of queries.
+    """
+    return {
+        "weights": sum(math.prod(shape) for shape in expected_tensors(spec).values()) * 4,
+        "kv_pool": num_blocks * numpy_block_bytes(spec, block_size),
+        "workspace": 0,
+        "logits": max_num_seqs * spec.vocab_size * 4,
+    }
+
+
+def native_memory(
+    spec: ModelSpec,
+    num_blocks: int,
+    block_size: int,
+    max_num_seqs: int,
+    *,
+    weight_type: WeightType,
+    max_num_batched_tokens: int,
+    num_threads: int,
+) -> dict[str, int]:
+    """Bytes by ledger account that a ``NativeRunner`` allocates, exactly."""
+    return {
+        "weights": weight_layout(spec, weight_type).num_bytes,
+        "kv_pool": num_blocks * kv_block_bytes(spec, block_size),
+        "workspace": workspace_layout(spec, max_num_batched_tokens, num_threads).num_bytes,
+        "logits": logits_bytes(spec, max_num_seqs),
+    }
 
 
 def _round_up(value: int, step: int) -> int:

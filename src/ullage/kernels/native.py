@@ -102,9 +102,7 @@ class NativeDecoder:
             self._decoder.set_layer(i, layer.window or 0, ropes.index(layer.rope))
 
     def _set_matrix(self, matrix: PackedMatrix, layout: WeightLayout) -> None:
-        self._decoder.set_matrix(
-            matrix.layer, matrix.name, matrix.offset, matrix.outputs, matrix.k, layout.weight_type
-        )
+        self._decoder.set_matrix(matrix.layer, matrix.name, matrix.offset, matrix.outputs, matrix.k, layout.weight_type)
 
     def step(
         self,
@@ -135,11 +133,10 @@ class NativeDecoder:
 
 def pack_weights(model: ModelFile, layout: WeightLayout, arena: NDArray[np.uint8]) -> None:
     """Reads tensor by tensor and packs each into its place."""
-    for piece in sorted([*layout.matrices, *layout.vectors], key=lambda piece: piece.offset):
-        if isinstance(piece, PackedMatrix):
-            _pack_matrix(model, piece, layout, arena)
-        else:
-            _copy_vector(model, piece, arena)
+    for matrix in layout.matrices:
+        _pack_matrix(model, matrix, layout, arena)
+    for vector in layout.vectors:
+        _copy_vector(model, vector, arena)
 
 
 def _pack_matrix(model: ModelFile, matrix: PackedMatrix, layout: WeightLayout, arena: NDArray[np.uint8]) -> None:

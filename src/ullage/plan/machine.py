@@ -13,7 +13,7 @@ _CGROUP_FILES = (
 
 
 def available_memory_bytes() -> int:
-    """Bytes this process could still take without swapping: the system's estimate, and the container's limit if lower."""
+    """Bytes this process could still take without swapping: the system's estimate, or the container's if lower."""
     candidates = [_meminfo_bytes("MemAvailable")]
     for limit_file, current_file in _CGROUP_FILES:
         limit, current = _read_number(limit_file), _read_number(current_file)

@@ -89,31 +89,22 @@ def make_plan(spec: ModelSpec, request: PlanRequest, *, available_bytes: int, ru
     native = request.runner == "native"
     if native:
         layout.check_runnable(spec, request.block_size)
-        weights = Account("weights", layout.weight_layout(spec, request.weight_type).num_bytes, _weights_text(spec, request))
-        workspace_bytes = layout.workspace_layout(spec, request.max_num_batched_tokens, request.num_threads).num_bytes
-        workspace_text = f"one step of {request.max_num_batched_tokens} tokens, {request.num_threads} threads"
-        block_bytes = layout.kv_block_bytes(spec, request.block_size)
-        logits_bytes = layout.logits_bytes(spec, request.max_num_seqs)
-    else:
-        weights = Account("weights", layout.reference_weights_bytes(spec), _weights_text(spec, request))
-        workspace_bytes, workspace_text = 0, "numpy takes its temporaries from the runtime"
-        block_bytes = layout.reference_kv_block_bytes(spec, request.block_size)
-        logits_bytes = layout.reference_logits_bytes(spec, request.max_num_seqs)
-
+    block_bytes = (layout.kv_block_bytes if native else layout.numpy_block_bytes)(spec, request.block_size)
     num_blocks = _num_blocks(request, max_model_len, block_bytes)
-    element = 2 if native else 4
-    accounts = [
-        weights,
-        Account(
-            "kv_pool",
-            num_blocks * block_bytes,
-            f"2 x {spec.num_layers} layers x {spec.num_kv_heads} heads x {spec.head_size} x {element} B"
-            f" x {num_blocks * request.block_size:,} tokens",
-        ),
-        Account("workspace", workspace_bytes, workspace_text),
-        Account("logits", logits_bytes, f"{request.max_num_seqs} sequences x {spec.vocab_size:,} tokens x 4 B"),
-        Account("runtime", runtime_bytes, "interpreter, libraries and tokenizer, measured"),
-    ]
+    sizes = (num_blocks, request.block_size, request.max_num_seqs)
+    if native:
+        planned = layout.native_memory(
+            spec,
+            *sizes,
+            weight_type=request.weight_type,
+            max_num_batched_tokens=request.max_num_batched_tokens,
+            num_threads=request.num_threads,
+        )
+    else:
+        planned = layout.numpy_memory(spec, *sizes)
+    formulas = _formulas(spec, request, num_blocks)
+    accounts = [Account(name, num_bytes, formulas[name]) for name, num_bytes in planned.items()]
+    accounts.append(Account("runtime", runtime_bytes, "interpreter, libraries and tokenizer, measured"))
     return _with_headroom(accounts, available_bytes + runtime_bytes, max_model_len, num_blocks, request, block_bytes)
 
 
@@ -141,12 +132,19 @@ def _num_blocks(request: PlanRequest, max_model_len: int, block_bytes: int) -> i
     return min(request.max_num_seqs * blocks_per_request, max(blocks_per_request, DEFAULT_KV_BYTES // block_bytes))
 
 
-def _weights_text(spec: ModelSpec, request: PlanRequest) -> str:
-    if request.runner == "numpy":
-        return "every tensor in float32"
-    scales = " + a scale per output" if request.weight_type == "int8" else ""
-    embeddings = "embedding is also the output matrix" if spec.tied_embeddings else "embedding and output matrix"
-    return f"matrices in {request.weight_type}{scales}, norms in float32; {embeddings}"
+def _formulas(spec: ModelSpec, request: PlanRequest, num_blocks: int) -> dict[str, str]:
+    native = request.runner == "native"
+    scales = " and a scale per output" if request.weight_type == "int8" else ""
+    weights = f"matrices in {request.weight_type}{scales}, norms in float32" if native else "every tensor in float32"
+    return {
+        "weights": weights + ("; the embedding is also the output matrix" if spec.tied_embeddings else ""),
+        "kv_pool": f"2 (K, V) x {spec.num_layers} layers x {spec.num_kv_heads} heads x {spec.head_size}"
+        f" x {2 if native else 4} B x {num_blocks * request.block_size:,} tokens",
+        "workspace": f"one step of {request.max_num_batched_tokens} tokens, {request.num_threads} threads"
+        if native
+        else "numpy's temporaries are in runtime",
+        "logits": f"{request.max_num_seqs} sequences x {spec.vocab_size:,} tokens x 4 B",
+    }
 
 
 def _with_headroom(
@@ -157,7 +155,9 @@ def _with_headroom(
     if headroom < 0:
         blocks_that_fit = num_blocks + headroom // block_bytes
         if blocks_that_fit > 0:
-            hint = f"a pool of {blocks_that_fit * block_bytes} bytes ({blocks_that_fit} blocks) would fit: lower kv_memory"
+            hint = (
+                f"a pool of {blocks_that_fit * block_bytes} bytes ({blocks_that_fit} blocks) would fit: lower kv_memory"
+            )
         else:
             hint = "even an empty pool doesn't fit: use a smaller model or weight type, or give the process more memory"
         raise PlanError(f"the plan needs {total} bytes, but this process may use {limit}", hint=hint)

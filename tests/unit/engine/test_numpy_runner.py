@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from tests.random_model import RandomModel, small_spec
 
 from ullage.base.errors import EngineError
-from ullage.engine.numpy_runner import NumpyRunner, numpy_memory
+from ullage.engine.numpy_runner import NumpyRunner
 from ullage.engine.sampling_params import SamplingParams
 from ullage.engine.step import ScheduledRequest, ScheduledStep
+from ullage.kernels.layout import numpy_memory
 from ullage.models.spec import RUNNABLE_ARCHITECTURES, ModelSpec, RopeSpec, expected_tensors
 from ullage.plan.ledger import MemoryLedger
 
