@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 from tests.http_server import app_client, events_of
-from tests.scripted_engine import LineTemplate, ScriptedEngine, outputs_for, scripted_model
+from tests.scripted_engine import ByteTokenizer, LineTemplate, ScriptedEngine, outputs_for, scripted_model
 
 from ullage.base.errors import (
     ContextLengthError,
@@ -262,3 +262,17 @@ async def test_a_request_id_is_taken_over_when_it_is_printable_and_short():
             assert (response.headers["x-request-id"] == given) is kept
         fresh = [(await client.get("/nowhere")).headers["x-request-id"] for _ in range(2)]
     assert fresh[0] != fresh[1]
+
+
+async def test_a_text_far_too_long_is_refused_without_being_tokenized():
+    class Untouched(ByteTokenizer):
+        def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+            raise AssertionError("tokenized")
+
+    model = replace(scripted_model(), tokenizer=Untouched())
+    async with app_client(ScriptedEngine(), model) as client:
+        prompt = await client.post("/v1/completions", json={"model": "tiny", "prompt": "x" * 1000})
+        fields = {**CHAT, "messages": [{"role": "user", "content": "x" * 1000}]}
+        messages = await client.post("/v1/chat/completions", json=fields)
+    assert error_of(prompt)["code"] == error_of(messages)["code"] == "context_length_exceeded"
+    assert (error_of(prompt)["param"], error_of(messages)["param"]) == ("prompt", "messages")

@@ -43,6 +43,10 @@ class Message(BaseModel):
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
 
+    @property
+    def num_chars(self) -> int:
+        return sum(len(part.text) for part in self.content or ())
+
     def for_template(self) -> dict[str, object]:
         """As a chat template takes it; absent keys are absent."""
         return self.model_dump(exclude=set(self.model_extra or ()), exclude_none=True)

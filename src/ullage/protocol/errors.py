@@ -73,22 +73,23 @@ class ErrorRow:
     status: int
     type: str
     code: str | None
-    should_retry: bool | None = None
-    """Sent as ``x-should-retry``; None leaves it to the client's own rule (408, 409, 429 and 5xx)."""
+    never_retry: bool = False
+    """Sends ``x-should-retry: false``; otherwise the client's own rule holds (408, 409, 429 and 5xx, as ``Retry-After``
+    says)."""
 
 
 ERROR_TABLE: Mapping[type[Exception], ErrorRow] = {
-    InvalidRequestError: ErrorRow(400, "invalid_request_error", None, should_retry=False),
-    ContextLengthError: ErrorRow(400, "invalid_request_error", "context_length_exceeded", should_retry=False),
-    KVCapacityError: ErrorRow(400, "invalid_request_error", "kv_capacity_exceeded", should_retry=False),
-    ModelNotFoundError: ErrorRow(404, "invalid_request_error", "model_not_found", should_retry=False),
-    UnknownPathError: ErrorRow(404, "invalid_request_error", "unknown_url", should_retry=False),
-    MethodNotAllowedError: ErrorRow(405, "invalid_request_error", "method_not_allowed", should_retry=False),
+    InvalidRequestError: ErrorRow(400, "invalid_request_error", None, never_retry=True),
+    ContextLengthError: ErrorRow(400, "invalid_request_error", "context_length_exceeded", never_retry=True),
+    KVCapacityError: ErrorRow(400, "invalid_request_error", "kv_capacity_exceeded", never_retry=True),
+    ModelNotFoundError: ErrorRow(404, "invalid_request_error", "model_not_found", never_retry=True),
+    UnknownPathError: ErrorRow(404, "invalid_request_error", "unknown_url", never_retry=True),
+    MethodNotAllowedError: ErrorRow(405, "invalid_request_error", "method_not_allowed", never_retry=True),
     BodyTimeoutError: ErrorRow(408, "invalid_request_error", "request_timeout"),
-    BodyTooLargeError: ErrorRow(413, "invalid_request_error", "request_too_large", should_retry=False),
-    RequestError: ErrorRow(400, "invalid_request_error", None, should_retry=False),
-    QueueFullError: ErrorRow(429, "requests", "queue_full", should_retry=True),
-    ServerStoppingError: ErrorRow(503, "server_error", "server_stopping", should_retry=True),
+    BodyTooLargeError: ErrorRow(413, "invalid_request_error", "request_too_large", never_retry=True),
+    RequestError: ErrorRow(400, "invalid_request_error", None, never_retry=True),
+    QueueFullError: ErrorRow(429, "requests", "queue_full"),
+    ServerStoppingError: ErrorRow(503, "server_error", "server_stopping"),
     EngineError: ErrorRow(503, "server_error", "engine_failed"),
     UllageError: ErrorRow(500, "server_error", None),
     Exception: ErrorRow(500, "server_error", "internal_error"),
@@ -138,9 +139,7 @@ def error_reply(error: Exception) -> ErrorReply:
 
 
 def _headers(row: ErrorRow, error: Exception) -> dict[str, str]:
-    headers = {}
-    if row.should_retry is not None:
-        headers["x-should-retry"] = "true" if row.should_retry else "false"
+    headers = {"x-should-retry": "false"} if row.never_retry else {}
     if isinstance(error, QueueFullError | ServerStoppingError):
         # The HTTP header counts whole seconds; OpenAI's clients read the finer one first.
         headers["retry-after"] = str(math.ceil(error.retry_after_seconds))

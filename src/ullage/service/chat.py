@@ -46,12 +46,15 @@ def _names_in_chat(fields: ChatCompletionRequest) -> dict[str | None, str]:
 
 
 def render_prompt(service: Service, fields: ChatCompletionRequest) -> tuple[int, ...]:
-    """:raises InvalidRequestError: the model has no template, or its template refuses these messages"""
+    """:raises InvalidRequestError: the model has no template, or its template refuses these messages
+    :raises ContextLengthError: too long by far
+    """
     template = service.model.chat_template
     if template is None:
         raise InvalidRequestError(
             "this model has no chat template: it is a base model", param="messages", hint="use /v1/completions"
         )
+    service.text_limit.check(sum(message.num_chars for message in fields.messages), "messages")
     messages = [message.for_template() for message in fields.messages]
     return tuple(template.render(messages, add_generation_prompt=fields.add_generation_prompt is not False))
 

@@ -27,9 +27,17 @@ async def create_completion(service: Service, request: Request) -> Response:
 
 def tokenize_prompts(service: Service, fields: CompletionRequest) -> list[tuple[int, ...]]:
     """Texts get the special tokens that the model's file asks for (BOS), and none by what they say; token ids are
-    taken as they are."""
+    taken as they are.
+
+    :raises ContextLengthError: too long by far
+    """
     encode = service.model.tokenizer.encode
-    return [tuple(encode(prompt) if isinstance(prompt, str) else prompt) for prompt in fields.prompt]
+    prompts: list[tuple[int, ...]] = []
+    for prompt in fields.prompt:
+        if isinstance(prompt, str):
+            service.text_limit.check(len(prompt), "prompt")
+        prompts.append(tuple(encode(prompt) if isinstance(prompt, str) else prompt))
+    return prompts
 
 
 class CompletionWriter:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from operator import itemgetter
+from typing import Any
 
 from ullage.base.errors import EngineError
 from ullage.engine.client import GenerationOutput, GenerationRequest, OutputStream
@@ -41,15 +42,20 @@ class Generation:
 
         A choice ends with ``stop`` or ``length`` here.
 
-        :raises EngineError: a choice ended any other way
+        :raises EngineError: a choice ended any other way, or the server stops and waits no longer
         """
         for index in range(len(self._streams)):
             self._await_next(index)
         while self._awaited:
-            done, _ = await asyncio.wait(self._awaited, timeout=ping_seconds, return_when=asyncio.FIRST_COMPLETED)
+            either: list[asyncio.Future[Any]] = [*self._awaited, self._service.cut_off]
+            done, _ = await asyncio.wait(either, timeout=ping_seconds, return_when=asyncio.FIRST_COMPLETED)
+            if self._service.cut_off.done():
+                raise self._service.stopping_error()
             if not done:
                 yield None
-            for task, index in sorted(((task, self._awaited.pop(task)) for task in done), key=itemgetter(1)):
+            ready = [(task, index) for task, index in self._awaited.items() if task in done]
+            for task, index in sorted(ready, key=itemgetter(1)):
+                del self._awaited[task]
                 output = self._checked(task.result())
                 if output.finish_reason is None:
                     self._await_next(index)

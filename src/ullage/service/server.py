@@ -118,9 +118,8 @@ class Server(uvicorn.Server):
             logging.getLogger("uvicorn.error").disabled = True
 
     async def _end_after_drain(self) -> None:
-        """Stopping the engine gives whatever still runs its last event, which becomes an error on the wire."""
         await asyncio.sleep(self._drain_seconds)
-        await self._service.stop()
+        self._service.cut_answers_off()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -138,5 +137,6 @@ class Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - the signature of a handler
         if self.should_exit:
             self.force_exit = True
+            signal.signal(sig, signal.SIG_DFL)  # should even this hang, the next one ends the process
         self.should_exit = True
         self._service.stopping = True

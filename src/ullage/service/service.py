@@ -13,6 +13,7 @@ from ullage.engine.client import EngineClient
 from ullage.protocol.errors import ServerStoppingError
 from ullage.service.config import ServiceConfig
 from ullage.service.served_model import ServedModel
+from ullage.service.text_limit import TextLimit
 
 Result = TypeVar("Result")
 
@@ -28,7 +29,9 @@ class Service:
         self.config = config
         self.started = False
         self.stopping = False
+        self.text_limit = TextLimit(model.tokenizer, engine.max_model_len)
         self._num_active = 0
+        self._cut_off: asyncio.Future[None] | None = None
         self._threads = ThreadPoolExecutor(config.tokenizer_threads, thread_name_prefix="tokenizer")
 
     async def start(self) -> None:
@@ -62,6 +65,17 @@ class Service:
             yield
         finally:
             self._num_active -= 1
+
+    @property
+    def cut_off(self) -> asyncio.Future[None]:
+        """Done when running answers must end, finished or not. They then need nothing of the engine, which may hang."""
+        if self._cut_off is None:
+            self._cut_off = asyncio.get_running_loop().create_future()
+        return self._cut_off
+
+    def cut_answers_off(self) -> None:
+        if not self.cut_off.done():
+            self.cut_off.set_result(None)
 
     def stopping_error(self) -> ServerStoppingError:
         return ServerStoppingError("the server is stopping", retry_after_seconds=max(1.0, self.config.drain_seconds))

@@ -65,7 +65,6 @@ def test_an_error_that_is_not_ours_keeps_its_text_to_itself():
 def test_what_can_never_succeed_says_so_and_what_may_says_when():
     assert error_reply(KVCapacityError("no")).headers == {"x-should-retry": "false"}
     assert error_reply(QueueFullError("no", retry_after_seconds=1.25)).headers == {
-        "x-should-retry": "true",
         "retry-after": "2",
         "retry-after-ms": "1250",
     }

@@ -89,6 +89,20 @@ async def test_an_abort_of_a_stopping_server_says_so():
     await generation.close()
 
 
+async def test_a_cut_off_waits_for_no_engine():
+    engine = ScriptedEngine()
+    engine.pause_after = 1
+    service = service_of(engine)
+    generation = await Generation.submit(service, [REQUEST])
+    outputs = generation.outputs()
+    await anext(outputs)
+    asyncio.get_running_loop().call_soon(service.cut_answers_off)
+    with pytest.raises(ServerStoppingError):
+        await anext(outputs)
+    await generation.close()
+    assert engine.num_open == 0
+
+
 async def test_the_engines_own_error_is_raised():
     failure = EngineError("a step failed")
     last = GenerationOutput("", (), (), 3, 0, 0, finish_reason="error", error=failure)
