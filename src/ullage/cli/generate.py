@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Generator
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -118,11 +119,12 @@ def _answer(llm: LLM, sampling: SamplingParams, messages: list[dict[str, str]]) 
     return "".join(said)
 
 
-def _print_pieces(pieces: Iterable[GenerationOutput], said: list[str] | None = None) -> None:
-    for piece in pieces:
-        click.echo(piece.text, nl=False)
-        if said is not None:
-            said.append(piece.text)
+def _print_pieces(pieces: Generator[GenerationOutput], said: list[str] | None = None) -> None:
+    with closing(pieces):  # whatever ends the printing ends the request
+        for piece in pieces:
+            click.echo(piece.text, nl=False)
+            if said is not None:
+                said.append(piece.text)
     click.echo()
 
 

@@ -90,7 +90,9 @@ def _introduce(console: Console, name: str, path: Path, built: BuiltEngine, load
     from ullage.base.byte_sizes import format_bytes
     from ullage.cli.memory_tables import plan_table
 
-    console.print(f"{name}: {built.spec.architecture}, {path}, loaded in {load_seconds:.1f} s", highlight=False)
+    console.print(
+        f"{name}: {built.spec.architecture}, {path}, loaded in {load_seconds:.1f} s", highlight=False, soft_wrap=True
+    )
     console.print(plan_table(built.plan))
     plan = built.plan
     console.print(

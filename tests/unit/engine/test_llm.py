@@ -64,6 +64,18 @@ def test_leaving_a_stream_early_frees_its_blocks(llm):
     assert llm.ledger().kv_reserved_bytes == 0
 
 
+def test_a_stream_that_outlives_its_llm_is_harmless(model_path):
+    with LLM(model_path, **OPTIONS) as llm:
+        stream = llm.generate_stream("hello the", SamplingParams(temperature=0, max_tokens=200, ignore_eos=True))
+        next(stream)
+    stream.close()
+
+
+def test_a_refused_stream_raises_at_once(llm):
+    with pytest.raises(ContextLengthError):
+        llm.generate_stream((1,) * 300, GREEDY)
+
+
 def test_a_batch_larger_than_the_queue_is_served(model_path):
     with LLM(model_path, **OPTIONS, max_waiting_requests=1) as llm:
         completions = llm.generate(["hello"] * 12, GREEDY)

@@ -226,10 +226,14 @@ def test_the_store_folder_follows_the_environment():
 
 def test_pip_failures_are_told_in_pips_own_last_error():
     part = PackagePart("tiny", "1.0", "x", 1)
-    log = "WARNING: Retrying\nERROR: Could not find a version\nERROR: No matching distribution found for tiny==1.0\n"
-    assert str(_pip_failure(part, log)).startswith(
-        "could not fetch tiny 1.0; pip said: No matching distribution found for tiny==1.0"
-    )
+    log = "WARNING: old\nERROR: Could not find a version\nERROR: No matching distribution found for tiny==1.0\n"
+    failure = _pip_failure(part, log)
+    assert failure.message == "could not fetch tiny 1.0; pip said: No matching distribution found for tiny==1.0"
+    assert "may lack this package" in failure.hint
+
+    offline = _pip_failure(part, "WARNING: Retrying after connection broken by 'NewConnectionError'\n" + log)
+    assert "check the network" in offline.hint
+
     missing = _pip_failure(part, "/usr/bin/python: No module named pip\n")
     assert isinstance(missing, ConfigError)
     assert missing.hint == "run: python -m ensurepip"
