@@ -1,0 +1,106 @@
+"""The commands as a person starts them, on a tiny model with random weights."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+
+import pytest
+from tests.model_fixtures import tiny_model, write_gguf
+
+WAIT_SECONDS = 60
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> str:
+    return str(write_gguf(tmp_path_factory.mktemp("model") / "tiny.gguf", tiny_model("llama")))
+
+
+@pytest.fixture
+def environment(tmp_path) -> dict[str, str]:
+    """No setting and no store of the person who runs the tests."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("ULLAGE_")}
+    return kept | {"ULLAGE_HOME": str(tmp_path), "PYTHONPATH": ":".join(sys.path)}
+
+
+def ullage(environment: dict[str, str], *arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "ullage", *arguments]
+    return subprocess.run(command, env=environment, input=text, capture_output=True, text=True, timeout=WAIT_SECONDS)
+
+
+def lines_until(server: subprocess.Popen[str], start: str) -> Iterator[str]:
+    assert server.stdout is not None
+    for line in server.stdout:
+        yield line
+        if line.startswith(start):
+            return
+    raise AssertionError(f"the server ended before it said {start!r}")
+
+
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+def test_serve_shows_its_plan_serves_and_stops_with_success(model, environment, tmp_path, stop):
+    config = tmp_path / "server.toml"
+    config.write_text('port = 0\nkv-memory = "1MiB"\nserved_model_name = "tiny, other"\n')
+    command = [sys.executable, "-m", "ullage", "serve", model, "--config", str(config), "--runner", "numpy"]
+    with subprocess.Popen(command, env=environment, stdout=-1, stderr=subprocess.STDOUT, text=True) as server:
+        try:
+            shown = list(lines_until(server, "serving on"))
+            address = shown[-1].split()[2]
+            with urllib.request.urlopen(f"{address}/models", timeout=WAIT_SECONDS) as answer:
+                names = [entry["id"] for entry in json.load(answer)["data"]]
+        finally:
+            server.send_signal(stop)
+        assert server.wait(WAIT_SECONDS) == 0
+    assert names == ["tiny", "other"]
+    table = "".join(shown)
+    assert all(account in table for account in ("weights", "kv_pool", "workspace", "logits", "runtime", "headroom"))
+    assert "runs on: numpy (reference)" in table
+
+
+def test_generate_prints_what_the_model_says(model, environment):
+    flags = ["--runner", "numpy", "--max-tokens", "5", "--temperature", "0"]
+    first = ullage(environment, "generate", model, "--prompt", "hello the", *flags)
+    again = ullage(environment, "generate", model, "--prompt", "-", *flags, text="hello the")
+    assert first.returncode == 0, first.stderr
+    assert first.stdout == again.stdout
+    assert first.stdout.endswith("\n")
+
+
+def test_chat_answers_one_message_from_a_pipe(model, environment):
+    done = ullage(environment, "chat", model, "--runner", "numpy", "--max-tokens", "5", text="hello\n")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("\n")
+    assert ullage(environment, "chat", model, "--runner", "numpy").returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        (["serve", "nowhere"], "hint: in the store: nothing; ullage pull smollm2 is a start"),
+        (["serve", "smollm2"], "hint: run: ullage pull smollm2"),
+        (["serve", "MODEL", "--kv-memory", "64M"], "hint: write 64MiB for powers of 1024"),
+        (["serve", "MODEL", "--runner", "numpy", "--port", "0", "--kv-memory", "900TiB"], "would fit: lower kv_memory"),
+        (["serve", "MODEL", "--config", "CONFIG"], "hint: did you mean max_model_len?"),
+        (["generate", "MODEL", "--prompt", "x", "--temperature", "3"], "error: temperature must be"),
+    ],
+)
+def test_a_persons_mistake_is_told_with_a_hint_and_code_2(model, environment, tmp_path, arguments, shown):
+    config = tmp_path / "wrong.toml"
+    config.write_text("max-model-length = 5\n")
+    done = ullage(environment, *(a.replace("MODEL", model).replace("CONFIG", str(config)) for a in arguments))
+    assert done.returncode == 2
+    assert shown in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_damaged_model_file_is_told(environment, tmp_path):
+    path = tmp_path / "damaged.gguf"
+    path.write_bytes(b"GGUF" + bytes(100))
+    done = ullage(environment, "generate", str(path), "--prompt", "x")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
