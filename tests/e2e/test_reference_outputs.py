@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ullage.engine.native_runner import NativeRunner
 from ullage.engine.numpy_runner import NumpyRunner
 from ullage.engine.runner import ModelRunner
 from ullage.engine.sampling_params import SamplingParams
 from ullage.engine.step import SampledToken, ScheduledRequest, ScheduledStep
-from ullage.kernels.layout import numpy_memory
+from ullage.kernels.layout import native_memory, numpy_memory
 from ullage.models.model_file import ModelFile
 from ullage.models.open_model import open_model
 from ullage.plan.ledger import MemoryLedger
@@ -42,6 +43,31 @@ def build_numpy_runner(model: ModelFile, num_blocks: int, max_num_seqs: int) -> 
     return runner
 
 
+def build_native_runner(model: ModelFile, num_blocks: int, max_num_seqs: int) -> ModelRunner:
+    planned = native_memory(
+        model.spec,
+        num_blocks,
+        BLOCK_SIZE,
+        max_num_seqs,
+        weight_type="bf16",
+        max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS,
+        num_threads=2,
+    )
+    ledger = MemoryLedger(planned)
+    runner = NativeRunner(
+        model,
+        ledger,
+        num_blocks=num_blocks,
+        block_size=BLOCK_SIZE,
+        max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS,
+        max_num_seqs=max_num_seqs,
+        weight_type="bf16",
+        num_threads=2,
+    )
+    ledger.check_complete()
+    return runner
+
+
 @dataclass(frozen=True)
 class RunnerCase:
     """A runner and how close it must come, in nats."""
@@ -57,6 +83,7 @@ class RunnerCase:
 
 RUNNERS = {
     "numpy": RunnerCase(build_numpy_runner, close_call=0.0, mean_error=0.01, max_error=0.01),
+    "native": RunnerCase(build_native_runner, close_call=0.15, mean_error=0.1, max_error=0.5),
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,13 @@ def function_lines(path: Path) -> dict[str, int]:
     return {f"{path.relative_to(ROOT)}::{node.name}": (node.end_lineno or 0) - node.lineno + 1 for node in nodes}
 
 
+def imported_names(path: Path) -> set[str]:
+    """Last parts of everything a file imports."""
+    nodes = list(ast.walk(ast.parse(path.read_text("utf-8"))))
+    names = [alias.name for node in nodes if isinstance(node, (ast.Import, ast.ImportFrom)) for alias in node.names]
+    return {name.rpartition(".")[2] for name in names}
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_a_file_fits_in_the_head(path):
     assert len(path.read_text("utf-8").splitlines()) <= MAX_FILE_LINES
@@ -35,6 +43,20 @@ def test_a_file_fits_in_the_head(path):
 def test_nine_functions_in_ten_fit_on_a_screen():
     lengths = sorted(lines for path in SOURCES for lines in function_lines(path).values())
     assert lengths[int(len(lengths) * 0.9)] <= USUAL_FUNCTION_LINES
+
+
+def test_the_native_extension_is_imported_in_one_file_only():
+    importers = [path.relative_to(ROOT).as_posix() for path in FILES if "_native" in imported_names(path)]
+    assert importers == ["src/ullage/kernels/native.py"]
+
+
+def test_every_place_in_the_architecture_page_exists():
+    text = (ROOT / "ARCHITECTURE.md").read_text("utf-8")
+    places = re.findall(r"`(\S+)::(\w+)`", text)
+    assert len(places) >= 12
+    for path, symbol in places:
+        source = (ROOT / path).read_text("utf-8")
+        assert re.search(rf"^(class|def|async def|static void) {symbol}\b", source, re.MULTILINE), f"{path}::{symbol}"
 
 
 def test_the_rules_see_the_code():
