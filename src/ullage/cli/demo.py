@@ -139,9 +139,7 @@ def show_memory(port: int, pid: int) -> None:
 
     with request(port, "GET", "/v1/ledger") as response:
         ledger = json.loads(response.read())
-    console = Console()
-    console.print(ledger_table(ledger["accounts"], resident_bytes(pid)))
-    console.print("Pages of the KV pool become resident when a request first writes to them.", style="dim")
+    Console().print(ledger_table(ledger["accounts"], resident_bytes(pid)))
 
 
 def chat_body(question: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def plan_table(plan: Plan) -> Table:
     """Every account with its bytes and how they come about."""
-    table = _table("Memory plan")
+    table = _table("Memory plan", "bytes")
     table.add_column("how it comes about", overflow="fold")
     for account in plan.accounts:
         table.add_row(account.name, f"{account.num_bytes:,}", format_bytes(account.num_bytes), account.formula)
@@ -30,8 +30,8 @@ def ledger_table(accounts: Mapping[str, Mapping[str, int]], resident_bytes: int)
 
     :param resident_bytes: physical memory of the server's process
     """
-    table = _table("Memory, planned and measured")
-    table.add_column("measured", justify="right")
+    table = _table("Memory, planned and measured", "planned, bytes")
+    table.add_column("measured, bytes", justify="right")
     measured_total = 0
     for name, account in accounts.items():
         if name == "headroom":
@@ -46,9 +46,9 @@ def ledger_table(accounts: Mapping[str, Mapping[str, int]], resident_bytes: int)
     return table
 
 
-def _table(title: str) -> Table:
+def _table(title: str, figure: str) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold")
     table.add_column("account")
-    table.add_column("bytes", justify="right")
+    table.add_column(figure, justify="right")
     table.add_column("", justify="right")
     return table

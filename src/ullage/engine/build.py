@@ -35,7 +35,7 @@ class EngineOptions:
         256, "Requests that may wait for their turn; one more is answered with 429.", at_least=1
     )
     block_size: int = setting(
-        16, "Tokens in a KV block, the unit in which memory is handed out and shared.", at_least=1
+        32, "Tokens in a KV block, the unit in which memory is handed out and shared.", at_least=1
     )
     kv_memory: int | None = setting(
         None,
@@ -44,7 +44,7 @@ class EngineOptions:
         in_bytes=True,
     )
     enable_prefix_caching: bool = setting(True, "Reuse the keys and values of equal prompt beginnings.")
-    weight_type: Literal["int8", "bf16"] = setting("int8", "How the native runner holds matrices in memory.")
+    weight_type: Literal["bf16", "int8"] = setting("bf16", "How the native runner holds matrices in memory.")
     runner: Literal["auto", "native", "numpy"] = setting(
         "auto", "What runs the model; auto is native where the kernels were compiled, else the slow numpy reference."
     )
@@ -81,7 +81,7 @@ def build_engine(model_path: Path, options: EngineOptions) -> BuiltEngine:
     from ullage.engine.scheduler import SchedulerConfig
     from ullage.models.chat_template import ChatTemplate
     from ullage.models.open_model import open_model
-    from ullage.plan.ledger import MemoryLedger
+    from ullage.plan.ledger import ALLOCATED_ACCOUNTS, MemoryLedger
     from ullage.plan.machine import resident_bytes
 
     runner_kind, warning = choose_runner(options.runner)
@@ -100,9 +100,9 @@ def build_engine(model_path: Path, options: EngineOptions) -> BuiltEngine:
         ledger.check_complete()
     finally:
         model.close()
-    # The KV pool and scratch memory aren't resident before they are first used: what is resident now besides the
-    # weights is the runtime's.
-    ledger.record("runtime", max(0, resident_bytes() - plan.planned_bytes()["weights"]))
+    # What the ledger hands out is resident at once; what else is resident is the runtime's.
+    allocated_bytes = sum(ledger.snapshot().accounts[account].allocated_bytes for account in ALLOCATED_ACCOUNTS)
+    ledger.record("runtime", max(0, resident_bytes() - allocated_bytes))
     core = EngineCore(
         runner,
         kv_config,
