@@ -11,9 +11,9 @@ from ullage.engine.request import TokenOutput
 from ullage.engine.scheduler import SchedulerConfig
 from ullage.plan.ledger import MemoryLedger
 
-VOCAB_SIZE = 101
+VOCAB_SIZE = 128
 TOKEN_BYTES = 8
-EOS_TOKEN_ID = 100
+EOS_TOKEN_ID = 127
 
 
 def make_core(

@@ -175,7 +175,7 @@ class EmbeddedEngine(EngineClient):
         if self._failure is not None:
             detail = self._failure.message
         elif self._thread.is_alive() and not self._stopping:
-            detail = "serving" if self._core.has_work else "idle"
+            detail = "serving" if self._mailboxes else "idle"
         else:
             detail = "stopped" if self._stopping else "not started"
         return EngineStatus(

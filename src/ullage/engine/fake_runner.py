@@ -23,7 +23,7 @@ NOTHING_WRITTEN = 0xFFFF_FFFF
 class FakeRunner:
     """Implements ``ModelRunner``. Ships with the package as the double for tests of whatever stands on an engine.
 
-    :param eos_token_id: drawn with ``eos_probability`` in place of another token
+    :param eos_token_id: comes with ``eos_probability``, and not otherwise
     :param step_seconds: how long a step takes
     """
 
@@ -108,10 +108,13 @@ class FakeRunner:
 
     def _next_token(self, slots: array[int], banned_token_ids: Collection[int]) -> int:
         digest = zlib.crc32(slots.tobytes())
+        avoided = [*banned_token_ids]
+        if self._eos_token_id is not None and self._eos_token_id not in avoided:
+            if zlib.crc32(b"end", digest) < self._eos_probability * 2**32:
+                return self._eos_token_id
+            avoided.append(self._eos_token_id)
         token_id = digest % self.vocab_size
-        if self._eos_token_id is not None and zlib.crc32(b"end", digest) < self._eos_probability * 2**32:
-            token_id = self._eos_token_id
-        while token_id in banned_token_ids:
+        while token_id in avoided:
             token_id = (token_id + 1) % self.vocab_size
         return token_id
 

@@ -69,8 +69,11 @@ def test_equal_tokens_after_another_beginning_show():
 def test_banned_tokens_do_not_come():
     runner = make_runner(eos_token_id=99, eos_probability=1.0)
     assert next_token(runner, scheduled(PROMPT, [0, 1])) == 99
-    assert next_token(runner, scheduled(PROMPT, [0, 1], banned_token_ids=(99, 100))) == 101
-    assert runner.expected_tokens(PROMPT, 3, min_tokens=2, ending_token_ids=[99])[1:] == [100, 99]
+    other = next_token(runner, scheduled(PROMPT, [0, 1], banned_token_ids=(99,)))
+    assert other != 99
+    assert next_token(runner, scheduled(PROMPT, [0, 1], banned_token_ids=(99, other))) == other + 1
+    tokens = runner.expected_tokens(PROMPT, 3, min_tokens=2, ending_token_ids=[99])
+    assert [token_id == 99 for token_id in tokens] == [False, False, True]
 
 
 def test_end_of_sequence_comes_as_often_as_asked():

@@ -109,11 +109,12 @@ def test_the_newest_is_preempted_and_keeps_its_output():
 
 
 def test_admission_leaves_a_block_for_each_running_request_to_grow():
-    scheduler = make_scheduler(num_blocks=4)
+    scheduler = make_scheduler(num_blocks=5)
     add(scheduler, 0, 8)
     run_step(scheduler)
-    add(scheduler, 1, 8)
+    add(scheduler, 1, 8)  # needs two blocks, and two are free
     assert run_step(scheduler) == [(0, 8, 1)]
+    assert scheduler.kv_cache.pool.num_free == 2
     scheduler.abort(0)
     assert run_step(scheduler) == [(1, 0, 8)]
 
