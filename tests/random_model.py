@@ -40,6 +40,9 @@ class RandomModel:
         gain = 2.0 if name in ("embed", "lm_head") else self._gain
         return values * np.float32(gain / shape[-1] ** 0.5)
 
+    def read_rows(self, name: str, first: int, count: int) -> NDArray[np.float32]:
+        return self.read_tensor(name)[first : first + count]
+
     def stored_bytes(self) -> int:
         return sum(self.read_tensor(name).nbytes for name in self.tensor_names())
 

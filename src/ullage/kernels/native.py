@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ullage.base.errors import ConfigError, EngineError
-from ullage.kernels.layout import PackedMatrix, PackedVector, WeightLayout, WorkspaceLayout
-from ullage.models.spec import ModelSpec, RopeSpec
+from ullage.kernels.layout import PANEL_OUTPUTS, PackedMatrix, PackedVector, WeightLayout, WorkspaceLayout
+from ullage.models.spec import ModelSpec, RopeSpec, expected_tensors
 
 if TYPE_CHECKING:
     from ullage.models.model_file import ModelFile
@@ -23,6 +24,8 @@ else:
     _import_error = None
 
 IntArray = NDArray[np.int32]
+
+PIECE_ELEMENTS = 1 << 23  # 32 MiB of float32: more than the matrices inside the layers of small models
 
 
 def native_unavailable_reason() -> str | None:
@@ -140,18 +143,30 @@ def pack_weights(model: ModelFile, layout: WeightLayout, arena: NDArray[np.uint8
 
 
 def _pack_matrix(model: ModelFile, matrix: PackedMatrix, layout: WeightLayout, arena: NDArray[np.uint8]) -> None:
+    shapes = expected_tensors(model.spec)
     for source in matrix.sources:
-        rows = model.read_tensor(source.tensor)
-        _native.pack(
-            arena,
-            matrix.offset,
-            matrix.outputs,
-            matrix.k,
-            layout.weight_type,
-            rows,
-            source.first_output,
-            source.group_stride,
-        )
+        num_rows = shapes[source.tensor][0]
+        for first, rows in _pieces(model, source.tensor, num_rows, matrix.k):
+            _native.pack(
+                arena,
+                matrix.offset,
+                matrix.outputs,
+                matrix.k,
+                layout.weight_type,
+                rows,
+                source.first_output + first // PANEL_OUTPUTS * source.group_stride,
+                source.group_stride,
+            )
+
+
+def _pieces(model: ModelFile, name: str, num_rows: int, k: int) -> Iterator[tuple[int, NDArray[np.float32]]]:
+    """(first row, rows). A large matrix, an embedding above all, is never in memory whole as float32."""
+    if num_rows * k <= PIECE_ELEMENTS:
+        yield 0, model.read_tensor(name)
+        return
+    step = max(PIECE_ELEMENTS // k // PANEL_OUTPUTS, 1) * PANEL_OUTPUTS
+    for first in range(0, num_rows, step):
+        yield first, model.read_rows(name, first, min(step, num_rows - first))
 
 
 def _copy_vector(model: ModelFile, vector: PackedVector, arena: NDArray[np.uint8]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -71,13 +72,21 @@ class GGUFFile:
 
     def read_tensor(self, name: str) -> NDArray[np.float32]:
         values = self._read(self._names[name])
-        if self.spec.architecture == "llama":
-            part = name.rpartition(".")[2]
-            if part in ("q", "q_bias"):
-                return _unpermute(values, self.spec.num_heads)
-            if part in ("k", "k_bias"):
-                return _unpermute(values, self.spec.num_kv_heads)
-        return values
+        return self._unpermuted(values) if self._is_permuted(name) else values
+
+    def read_rows(self, name: str, first: int, count: int) -> NDArray[np.float32]:
+        if not self._is_permuted(name):
+            return self._read(self._names[name], first, count)
+        head_size = self.spec.head_size  # rows change places within their head: read whole heads
+        start, end = first // head_size * head_size, -(-(first + count) // head_size) * head_size
+        rows = self._unpermuted(self._read(self._names[name], start, end - start))
+        return rows[first - start : first - start + count]
+
+    def _is_permuted(self, name: str) -> bool:
+        return self.spec.architecture == "llama" and name.rpartition(".")[2] in ("q", "k", "q_bias", "k_bias")
+
+    def _unpermuted(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
+        return _unpermute(rows, len(rows) // self.spec.head_size)
 
     def stored_bytes(self) -> int:
         return sum(tensor.num_bytes for tensor in self._tensors.values())
@@ -106,8 +115,8 @@ class GGUFFile:
         if not tensor.type.readable:
             raise ModelFileError(f"{self.path}: tensor {tensor.name} has type {tensor.type.name}, which can't be read")
 
-    def _read(self, stored_name: str) -> NDArray[np.float32]:
-        """Dequantised, in the file's order."""
+    def _read(self, stored_name: str, first_row: int = 0, num_rows: int | None = None) -> NDArray[np.float32]:
+        """Dequantised, in the file's order; some rows of a matrix, or all of any tensor."""
         from gguf.constants import GGMLQuantizationType
         from gguf.quants import dequantize
 
@@ -118,9 +127,10 @@ class GGUFFile:
         def decode(stored: NDArray[np.uint8]) -> NDArray[np.float32]:
             return dequantize(stored, GGMLQuantizationType(number))
 
-        num_elements = tensor.num_bytes // block_bytes * block_elements
-        values = self._file.read_values(stored_name, tensor.start, num_elements, decode, block_elements, block_bytes)
-        return values.reshape(tensor.shape)
+        shape = tensor.shape if num_rows is None else (num_rows, *tensor.shape[1:])
+        start = tensor.start + first_row * (tensor.num_bytes // tensor.shape[0])
+        values = self._file.read_values(stored_name, start, math.prod(shape), decode, block_elements, block_bytes)
+        return values.reshape(shape)
 
 
 def _stored_name(canonical: str) -> str:

@@ -88,6 +88,10 @@ class HFFolder:
             values += 1.0  # stored as the distance from 1
         return values
 
+    def read_rows(self, name: str, first: int, count: int) -> NDArray[np.float32]:
+        file, stored = self._tensors[self._names[name]]
+        return file.read(stored, first, count)
+
     def stored_bytes(self) -> int:
         return sum(file.tensors[stored].num_bytes for file, stored in self._tensors.values())
 

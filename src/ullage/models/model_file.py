@@ -32,6 +32,13 @@ class ModelFile(Protocol):
         """
         ...
 
+    def read_rows(self, name: str, first: int, count: int) -> NDArray[np.float32]:
+        """Rows ``first`` to ``first + count`` of a matrix, as ``read_tensor`` has them.
+
+        :raises ModelFileError: as ``read_tensor``
+        """
+        ...
+
     def stored_bytes(self) -> int:
         """Bytes of tensor data in the file(s)."""
         ...

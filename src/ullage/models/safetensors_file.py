@@ -76,14 +76,17 @@ class SafetensorsFile:
                 hint=f"dtypes that can: {', '.join(_DECODERS)}",
             )
 
-    def read(self, name: str) -> NDArray[np.float32]:
-        """:raises ModelFileError: NaN or infinity among the values"""
+    def read(self, name: str, first_row: int = 0, num_rows: int | None = None) -> NDArray[np.float32]:
+        """Some rows of a matrix, or all of any tensor.
+
+        :raises ModelFileError: NaN or infinity among the values
+        """
         tensor, item_bytes = self.tensors[name], _ITEM_BYTES[self.tensors[name].dtype]
+        shape = tensor.shape if num_rows is None else (num_rows, *tensor.shape[1:])
+        start = tensor.start + first_row * math.prod(tensor.shape[1:]) * item_bytes
         decode = _DECODERS[tensor.dtype]
-        values = self._file.read_values(
-            name, tensor.start, tensor.num_bytes // item_bytes, decode, block_bytes=item_bytes
-        )
-        return values.reshape(tensor.shape)
+        values = self._file.read_values(name, start, math.prod(shape), decode, block_bytes=item_bytes)
+        return values.reshape(shape)
 
     def close(self) -> None:
         self._file.close()

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 
+import numpy as np
 import pytest
 from tests.model_fixtures import ARCHITECTURES, tiny_model, write_folder, write_gguf
 
@@ -62,3 +63,18 @@ def test_another_kind_of_file_is_refused(tmp_path):
 def test_a_pipe_is_refused_without_waiting_for_it(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     refused(tmp_path / "pipe", "neither a file nor a folder")
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(("first", "count"), [(0, 16), (3, 30), (33, 7), (63, 1)])
+def test_rows_of_a_matrix_are_those_of_the_whole(tmp_path, architecture, first, count):
+    model = tiny_model(architecture)
+    for opened in (
+        open_model(write_gguf(tmp_path / "tiny.gguf", model)),
+        open_model(write_folder(tmp_path / "f", model)),
+    ):
+        for name in ("embed", "layers.1.q", "layers.1.k", "layers.0.gate", "layers.0.down"):
+            whole = opened.read_tensor(name)
+            rows = opened.read_rows(name, first % len(whole), min(count, len(whole) - first % len(whole)))
+            np.testing.assert_array_equal(rows, whole[first % len(whole) :][:count], err_msg=name)
+        opened.close()
