@@ -27,7 +27,7 @@ class SamplingParams:
     min_p: float = 0.0
     """Only tokens at least this fraction as likely as the best one. Range 0..1."""
     repetition_penalty: float = 1.0
-    """Divides positive, multiplies negative logits of all tokens so far. Range (0, 2]. Source: CTRL, arXiv:1909.05858."""
+    """Divides positive, multiplies negative logits of all tokens so far. Range (0, 2]. CTRL, arXiv:1909.05858."""
     presence_penalty: float = 0.0
     """Subtracted once from logits of tokens in the output. Range -2..2."""
     frequency_penalty: float = 0.0

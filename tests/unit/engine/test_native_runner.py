@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-
 from tests.random_model import RandomModel, small_spec
+
 from ullage.base.errors import ConfigError, EngineError
 from ullage.engine.native_runner import NativeRunner
 from ullage.engine.numpy_runner import NumpyRunner
