@@ -68,6 +68,8 @@ class EngineStatus:
     num_steps: int
     seconds_since_step: float
     """Since the last completed step, or since it began to work (after start, after a time without requests)."""
+    num_preemptions: int = 0
+    """Times a running request gave up its blocks to others, since start."""
 
 
 class OutputStream(Protocol):

@@ -30,6 +30,9 @@ from ullage.plan.ledger import LedgerSnapshot
 
 logger = logging.getLogger(__name__)
 
+UNMEASURED_STEP_SECONDS = 0.1
+"""What a step is taken to last before the first one is over."""
+
 
 class Mailbox:
     """Where the outputs of one request wait for its reader. Belongs to the event loop."""
@@ -45,7 +48,7 @@ class Mailbox:
 
     def put(self, output: GenerationOutput) -> None:
         self.latest = output
-        if not self.left:
+        if not self.left or output.finish_reason is not None:
             self._pending.append(output)
             self._arrived.set()
 
@@ -86,17 +89,18 @@ class MailboxStream:
         return self
 
     async def __anext__(self) -> GenerationOutput:
-        if self._ended or self._mailbox.left:
+        if self._ended:
             raise StopAsyncIteration
         try:
             output = await self._mailbox.take()
         except asyncio.CancelledError:
-            self._leave(self._mailbox)
+            await self.aclose()
             raise
         self._ended = output.finish_reason is not None
         return output
 
     async def aclose(self) -> None:
+        self._ended = True
         self._leave(self._mailbox)
 
     def __del__(self) -> None:  # the reader broke out of its loop and forgot the stream
@@ -185,6 +189,7 @@ class EmbeddedEngine(EngineClient):
             num_waiting=len(self._core.scheduler.waiting),
             num_steps=self._core.scheduler.counters.num_steps,
             seconds_since_step=time.monotonic() - self._last_step_at,
+            num_preemptions=self._core.scheduler.counters.num_preemptions,
         )
 
     def _leave(self, mailbox: Mailbox) -> None:
@@ -195,7 +200,7 @@ class EmbeddedEngine(EngineClient):
     def _seconds_to_next_end(self) -> float:
         """When, at the latest, the first of the running requests will have all its tokens."""
         num_steps = min(m.request.sampling.max_tokens - m.latest.num_output_tokens for m in self._mailboxes)
-        return max(num_steps, 1) * self._step_seconds
+        return max(num_steps, 1) * (self._step_seconds or UNMEASURED_STEP_SECONDS)
 
     def _deliver(self, events: list[tuple[Mailbox, GenerationOutput]]) -> None:
         for mailbox, output in events:

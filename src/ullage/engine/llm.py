@@ -18,7 +18,14 @@ from typing import Any, Self, TypeVar, overload
 from ullage.base.config import settings_from_arguments
 from ullage.base.errors import InvalidRequestError
 from ullage.engine.build import EngineOptions, build_engine
-from ullage.engine.client import FinishReason, GenerationOutput, GenerationRequest, OutputStream, TokenLogprob
+from ullage.engine.client import (
+    EngineStatus,
+    FinishReason,
+    GenerationOutput,
+    GenerationRequest,
+    OutputStream,
+    TokenLogprob,
+)
 from ullage.engine.sampling_params import SamplingParams
 from ullage.models.store import find_model
 from ullage.plan.ledger import LedgerSnapshot
@@ -108,6 +115,10 @@ class LLM:
     def ledger(self) -> LedgerSnapshot:
         """Planned and allocated bytes, account by account, and what the KV pool holds now."""
         return self._built.engine.ledger()
+
+    def status(self) -> EngineStatus:
+        """Whether the engine is well, and what it has to do."""
+        return self._built.engine.status()
 
     def close(self) -> None:
         """Ends what still runs and frees the memory. Idempotent."""
