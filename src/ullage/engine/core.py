@@ -100,6 +100,8 @@ class EngineCore:
 
     def close(self) -> None:
         """Ends all requests without output, then frees the runner's memory."""
-        for request_id in list(self.scheduler.requests):
-            self.abort(request_id)
-        self.runner.close()
+        try:
+            for request_id in list(self.scheduler.requests):
+                self.abort(request_id)
+        finally:  # also when the books are what failed
+            self.runner.close()

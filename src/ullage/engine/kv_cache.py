@@ -12,7 +12,8 @@ blocks are shared, and the last token of a request is always run again, because 
 
 **Eviction.** A published block without references waits in the free queue as *cached*. The front of the queue is
 handed out first; what was freed last stands last (least recently used), tails before their heads, and blocks that
-nobody could find again go to the very front. ``tests/unit/engine/test_prefix_caching_example.py`` walks through it.
+were never published go to the very front. Should a head be evicted before its tail after all, the tail can't be found
+any more and leaves in its turn. ``tests/unit/engine/test_prefix_caching_example.py`` walks through all of it.
 """
 
 from __future__ import annotations
