@@ -25,7 +25,7 @@ else:
 
 IntArray = NDArray[np.int32]
 
-PIECE_ELEMENTS = 1 << 23  # 32 MiB of float32: more than the matrices inside the layers of small models
+PIECE_ELEMENTS = 1 << 20  # 4 MiB of float32
 
 
 def native_unavailable_reason() -> str | None:
