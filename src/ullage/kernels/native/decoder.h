@@ -6,6 +6,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "barrier.h"
+
 namespace ullage {
 
 // A matrix y = W x is stored in *panels* of 16 outputs, so that one 64-byte vector holds one k step of a panel:
@@ -94,18 +96,6 @@ struct Batch {
   const int32_t* logit_rows;      // [logit rows]
 };
 
-// All threads of a step meet here; between steps nobody waits on it.
-class Barrier {
- public:
-  explicit Barrier(int num_threads) : num_threads_(num_threads) {}
-  void wait();
-
- private:
-  const int num_threads_;
-  alignas(64) std::atomic<int> arrived_{0};
-  alignas(64) std::atomic<uint32_t> phase_{0};
-};
-
 struct Decoder {
   Shape shape;
   const Layer* layers = nullptr;
@@ -129,6 +119,6 @@ struct Isa {
 };
 
 // The instruction sets compiled in that this processor has, best first; portable is always there.
-int available_isas(const Isa* out[4]);
+int available_isas(const Isa* out[3]);
 
 }  // namespace ullage

@@ -57,7 +57,7 @@ class NativeDecoder {
  public:
   NativeDecoder(Bytes weights, Bytes kv_pool, Bytes workspace, Bytes logits, int num_threads, const std::string& isa)
       : weights_(weights), kv_pool_(kv_pool), workspace_(workspace), logits_(logits), pool_(num_threads), barrier_(num_threads) {
-    const Isa* found[4];
+    const Isa* found[3];
     const int count = available_isas(found);
     for (int i = 0; i < count; ++i)
       if (isa.empty() || isa == found[i]->name) {
@@ -204,7 +204,7 @@ void pack(Bytes arena, size_t offset, int outputs, int k, const std::string& typ
 }
 
 std::vector<std::string> isas() {
-  const Isa* found[4];
+  const Isa* found[3];
   const int count = available_isas(found);
   std::vector<std::string> names;
   for (int i = 0; i < count; ++i) names.push_back(found[i]->name);

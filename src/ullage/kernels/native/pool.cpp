@@ -1,54 +1,35 @@
 #include "pool.h"
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
-
 namespace ullage {
-namespace {
 
-constexpr int kSpinsBeforeSleep = 20000;  // a few hundred microseconds: the time Python needs between two steps
-
-void relax() {
-#if defined(__x86_64__)
-  _mm_pause();
-#endif
+ThreadPool::ThreadPool(int num_threads) : max_spins_(spins_before_sleep(num_threads)), finished_(num_threads) {
+  try {
+    for (int thread = 1; thread < num_threads; ++thread) threads_.emplace_back([this, thread] { work(thread); });
+  } catch (...) {
+    stop();  // a thread that is destroyed while it runs would end the process
+    throw;
+  }
 }
 
-}  // namespace
-
-ThreadPool::ThreadPool(int num_threads) : num_threads_(num_threads) {
-  for (int thread = 1; thread < num_threads; ++thread) threads_.emplace_back([this, thread] { work(thread); });
-}
-
-ThreadPool::~ThreadPool() {
-  stopping_.store(true);
-  epoch_.fetch_add(1);
-  epoch_.notify_all();
+void ThreadPool::stop() {
+  task_ = nullptr;
+  started_.advance();
   for (std::thread& thread : threads_) thread.join();
 }
 
 void ThreadPool::run(const std::function<void(int)>& task) {
   task_ = &task;
-  running_.store(num_threads_ - 1, std::memory_order_relaxed);
-  epoch_.fetch_add(1, std::memory_order_release);
-  epoch_.notify_all();
+  started_.advance();
   task(0);
-  for (int spins = 0; running_.load(std::memory_order_acquire) > 0; ++spins) {
-    if (spins > kSpinsBeforeSleep) std::this_thread::yield();
-    relax();
-  }
+  finished_.wait();
 }
 
 void ThreadPool::work(int thread) {
-  uint32_t seen = 0;
-  while (true) {
-    for (int spins = 0; epoch_.load(std::memory_order_acquire) == seen && spins < kSpinsBeforeSleep; ++spins) relax();
-    epoch_.wait(seen, std::memory_order_acquire);
-    seen = epoch_.load(std::memory_order_acquire);
-    if (stopping_.load()) return;
+  for (uint32_t seen = 0;; ++seen) {
+    started_.wait_past(seen, max_spins_);
+    if (task_ == nullptr) return;
     (*task_)(thread);
-    running_.fetch_sub(1, std::memory_order_release);
+    finished_.wait();
   }
 }
 

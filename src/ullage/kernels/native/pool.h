@@ -1,34 +1,32 @@
-// Threads that run one step together. Within a step they spin (stages are microseconds apart); between steps they spin a
-// little, then sleep.
+// Threads that run one step together and sleep between steps.
 #pragma once
 
-#include <atomic>
-#include <cstdint>
 #include <functional>
 #include <thread>
 #include <vector>
+
+#include "barrier.h"
 
 namespace ullage {
 
 class ThreadPool {
  public:
-  // The caller of run() is thread 0; num_threads - 1 more are started.
+  // The caller of run() is thread 0; num_threads - 1 more are started. Throws std::system_error when the system has no more.
   explicit ThreadPool(int num_threads);
-  ~ThreadPool();
+  ~ThreadPool() { stop(); }
   ThreadPool(const ThreadPool&) = delete;
 
-  int size() const { return num_threads_; }
   // Runs task(thread) on all threads; returns when all are done. One call at a time.
   void run(const std::function<void(int)>& task);
 
  private:
   void work(int thread);
+  void stop();
 
-  const int num_threads_;
-  const std::function<void(int)>* task_ = nullptr;
-  alignas(64) std::atomic<uint32_t> epoch_{0};
-  alignas(64) std::atomic<int> running_{0};
-  std::atomic<bool> stopping_{false};
+  const int max_spins_;
+  const std::function<void(int)>* task_ = nullptr;  // null: the threads end
+  Epoch started_;
+  Barrier finished_;
   std::vector<std::thread> threads_;
 };
 
