@@ -19,10 +19,10 @@ WEIGHT_TYPES: tuple[WeightType, ...] = ("bf16", "int8")
 PANEL_OUTPUTS = 16
 TILE_OUTPUTS = 32
 KV_ELEMENT_BYTES = 2  # bf16
-ATTENTION_ROWS = 12  # kMaxAttentionRows in native/attention.h
+ATTENTION_ROWS = 12  # kMaxAttentionRows in native/decoder.h
 SPAN_TOKENS = 256  # kSpanTokens
+MAX_TERMS = 65536  # kMaxTerms in native/module.cpp
 ALIGNMENT = 64
-PREFETCH_SLACK_BYTES = 8192  # kernels prefetch beyond the end of a matrix; the end of the arena must be readable
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,28 +72,27 @@ class WorkspaceLayout:
     """Offsets of the buffers of one step (names as in ``native/decoder.h``)."""
 
     offsets: dict[str, int]
-    thread_bytes: int
     num_bytes: int
 
 
 def check_runnable(spec: ModelSpec, block_size: int) -> None:
     """The native kernels work on whole panels.
 
-    :raises ConfigError: a size that isn't a multiple of 16, or a block size they can't use
+    :raises ConfigError: a size that isn't a multiple of 16 or too large, or a block size they can't use
     """
     sizes = {
         "hidden_size": spec.hidden_size,
         "intermediate_size": spec.intermediate_size,
         "head_size": spec.head_size,
+        "num_heads x head_size": spec.q_size,
     }
     for name, size in sizes.items():
-        if size % PANEL_OUTPUTS:
+        most = 256 if name == "head_size" else MAX_TERMS
+        if size % PANEL_OUTPUTS or size > most:
             raise ConfigError(
-                f"{spec.name}: the native kernels need {name} to be a multiple of 16, it is {size}",
+                f"{spec.name}: the native kernels need {name} to be a multiple of 16 up to {most}, it is {size}",
                 hint="use --runner numpy",
             )
-    if spec.head_size > 256:
-        raise ConfigError(f"{spec.name}: the native kernels know heads up to 256, this model has {spec.head_size}")
     if block_size % PANEL_OUTPUTS or not 0 < block_size <= 256:
         raise ConfigError(f"block size {block_size} isn't a multiple of 16 up to 256", hint="use 16, 32 or 64")
 
@@ -172,8 +171,7 @@ class _WeightArena:
         self._vectors.append(PackedVector(name, layer, tuple(sources), length, self._take(4 * length)))
 
     def finish(self) -> WeightLayout:
-        total = self._end + PREFETCH_SLACK_BYTES
-        return WeightLayout(self._type, tuple(self._matrices), tuple(self._vectors), total)
+        return WeightLayout(self._type, tuple(self._matrices), tuple(self._vectors), self._end)
 
 
 def workspace_layout(spec: ModelSpec, max_num_tokens: int, num_threads: int) -> WorkspaceLayout:
@@ -182,9 +180,7 @@ def workspace_layout(spec: ModelSpec, max_num_tokens: int, num_threads: int) -> 
     ropes = len({layer.rope for layer in spec.layers})
     max_k = max(spec.hidden_size, spec.q_size, spec.intermediate_size)
     ld_qkv = _round_up(spec.q_size + 2 * spec.kv_size, TILE_OUTPUTS)
-    thread_bytes = _round_up(
-        2 * ATTENTION_ROWS * 4 * spec.head_size + 2 * ATTENTION_ROWS * 4 * SPAN_TOKENS + 2 * 64, ALIGNMENT
-    )
+    thread_bytes = ATTENTION_ROWS * 4 * 2 * (spec.head_size + SPAN_TOKENS) + 2 * 64
     sizes = {
         "x": rows * spec.hidden_size * 4,
         "branch": rows * (spec.hidden_size + TILE_OUTPUTS) * 4,
@@ -202,7 +198,7 @@ def workspace_layout(spec: ModelSpec, max_num_tokens: int, num_threads: int) -> 
     for name, num_bytes in sizes.items():
         offsets[name] = end
         end = _round_up(end + num_bytes, ALIGNMENT)
-    return WorkspaceLayout(offsets, thread_bytes, end)
+    return WorkspaceLayout(offsets, end)
 
 
 def kv_block_bytes(spec: ModelSpec, block_size: int) -> int:

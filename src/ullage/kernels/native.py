@@ -43,7 +43,7 @@ class NativeDecoder:
 
     :param weights: arena of ``layout.num_bytes`` bytes, filled here from ``model``
     :param isa: force an instruction set; None takes the best this processor has
-    :raises ConfigError: no kernels, or not that instruction set
+    :raises ConfigError: no kernels, not that instruction set, or not so many threads
     """
 
     def __init__(
@@ -72,9 +72,12 @@ class NativeDecoder:
             -1, _padded_vocabulary(layout, spec)
         )
         self._spec = spec
-        self._decoder = _native.Decoder(
-            arena, _bytes_of(kv_pool), _bytes_of(workspace), _bytes_of(logits), num_threads, isa or ""
-        )
+        try:
+            self._decoder = _native.Decoder(
+                arena, _bytes_of(kv_pool), _bytes_of(workspace), _bytes_of(logits), num_threads, isa or ""
+            )
+        except RuntimeError as error:
+            raise ConfigError(f"can't start {num_threads} threads: {error}", hint="use fewer --threads") from error
         self._decoder.set_shape(
             _sizes_of(spec, block_size, num_blocks),
             spec.norm_eps,
@@ -83,14 +86,14 @@ class NativeDecoder:
             spec.activation == "gelu_tanh",
         )
         self._add_ropes(spec)
-        self._decoder.set_workspace(max_num_tokens, workspace_layout.offsets, workspace_layout.thread_bytes)
+        self._decoder.set_workspace(max_num_tokens, workspace_layout.offsets)
         for matrix in layout.matrices:
-            self._set_matrix(matrix, layout)
+            self._decoder.set_matrix(matrix.layer, matrix.name, matrix.offset, layout.weight_type)
         if spec.tied_embeddings:
             embed = next(m for m in layout.matrices if m.name == "embed")
-            self._decoder.set_matrix(-1, "lm_head", embed.offset, embed.outputs, embed.k, layout.weight_type)
+            self._decoder.set_matrix(-1, "lm_head", embed.offset, layout.weight_type)
         for vector in layout.vectors:
-            self._decoder.set_vector(vector.layer, vector.name, vector.offset, vector.length)
+            self._decoder.set_vector(vector.layer, vector.name, vector.offset)
         pack_weights(model, layout, arena)
 
     @property
@@ -103,9 +106,6 @@ class NativeDecoder:
             self._decoder.add_rope(inverse_frequencies(rope, spec.head_size), rope.attention_factor)
         for i, layer in enumerate(spec.layers):
             self._decoder.set_layer(i, layer.window or 0, ropes.index(layer.rope))
-
-    def _set_matrix(self, matrix: PackedMatrix, layout: WeightLayout) -> None:
-        self._decoder.set_matrix(matrix.layer, matrix.name, matrix.offset, matrix.outputs, matrix.k, layout.weight_type)
 
     def step(
         self,

@@ -4,9 +4,6 @@
 // It runs over the context in spans, keeping for each row the largest score and the sum of exponentials so far (online
 // softmax: Milakov and Gimelshein, arXiv:1805.02867; FlashAttention, arXiv:2205.14135), so scratch doesn't grow with it.
 
-constexpr int kMaxAttentionRows = 12;
-constexpr int kSpanTokens = 256;
-
 struct AttentionScratch {
   uint8_t* q;      // [rows][4 * head_size]
   float* scores;   // [rows][kSpanTokens]
@@ -18,7 +15,7 @@ struct AttentionScratch {
 
 ULLAGE_INLINE AttentionScratch attention_scratch(const Decoder& d, int thread) {
   const size_t head = d.shape.head_size;
-  uint8_t* at = d.work.per_thread + d.work.thread_bytes * thread;
+  uint8_t* at = d.work.per_thread + d.shape.attention_scratch_bytes() * thread;
   AttentionScratch s;
   const auto take = [&at](size_t num_bytes) {
     uint8_t* start = at;

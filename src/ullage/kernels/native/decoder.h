@@ -20,6 +20,9 @@ namespace ullage {
 constexpr int kPanel = 16;
 constexpr int kTile = 2 * kPanel;  // outputs computed together; the outputs of a matrix are padded to whole tiles
 
+constexpr int kMaxAttentionRows = 12;  // query rows that one item of attention works on at most
+constexpr int kSpanTokens = 256;       // tokens of the context whose scores are held at once
+
 enum class WeightType : int32_t { bf16 = 0, int8 = 1 };
 enum class Activation : int32_t { silu = 0, gelu_tanh = 1 };
 
@@ -67,6 +70,10 @@ struct Shape {
   // One (block, head): keys, then values.
   size_t head_block_bytes() const { return static_cast<size_t>(2) * block_size * head_size * 2; }
   size_t layer_pool_bytes() const { return head_block_bytes() * num_kv_heads * num_blocks; }
+  // Attention scratch of one thread: query and output, scores and probabilities, two numbers for each row.
+  size_t attention_scratch_bytes() const {
+    return static_cast<size_t>(kMaxAttentionRows) * 4 * 2 * (head_size + kSpanTokens) + 2 * 64;
+  }
 };
 
 // Scratch memory of a step; sizes in rows are the most tokens of a step. Carved up by Python (layout.py).
@@ -75,13 +82,12 @@ struct Workspace {
   float* branch = nullptr;       // [rows][ld_hidden]        output of attention or feed-forward, before it is added
   float* qkv = nullptr;          // [rows][ld_qkv]
   float* attention = nullptr;    // [rows][q_size]
-  float* gated = nullptr;        // [rows][ld_intermediate]
+  float* gated = nullptr;        // [rows][intermediate]
   uint8_t* activations = nullptr;  // [rows][4 * max k]      what a matrix product reads, in the kernel's own format
   float* row_scales = nullptr;   // [rows]                   int8: scale of a row's activations
   int32_t* row_sums = nullptr;   // [rows][2]                int8: 128 * sum of hi and of lo
   float* rope = nullptr;         // [num ropes][rows][head_size]   cos, then sin
-  uint8_t* per_thread = nullptr;  // [threads][thread_bytes]  attention scratch
-  size_t thread_bytes = 0;
+  uint8_t* per_thread = nullptr;  // [threads][attention_scratch_bytes]
   float* logits = nullptr;       // [sequences][ld_vocab]
 };
 

@@ -42,29 +42,32 @@ ULLAGE_INLINE void pack_row_bf16(const float* x, int n, uint8_t* to) {
 #endif
 }
 
+// n is a multiple of 16.
 ULLAGE_INLINE void pack_row_int8(const float* x, int n, uint8_t* to, float* scale, int32_t* sums) {
 #if ULLAGE_DOT_PRODUCTS
-  float peak = 0;
-  for (int i = 0; i < n; ++i) peak = x[i] > peak ? x[i] : -x[i] > peak ? -x[i] : peak;
-  // 256 hi + lo with hi, lo in -128..127 reaches 32639; 32512 keeps hi from overflowing when lo rounds up.
-  const float unit = peak / 32512.0f;
-  const float inverse = peak > 0 ? 32512.0f / peak : 0.0f;
-  int8_t* hi = reinterpret_cast<int8_t*>(to);
-  int8_t* lo = hi + n;
-  int32_t hi_sum = 0, lo_sum = 0;
-  for (int i = 0; i < n; ++i) {
-    const float scaled = x[i] * inverse;
-    const int32_t q = static_cast<int32_t>(scaled + (scaled >= 0 ? 0.5f : -0.5f));
-    const int32_t h = (q + 128) >> 8;
-    const int32_t l = q - 256 * h;
-    hi[i] = static_cast<int8_t>(h);
-    lo[i] = static_cast<int8_t>(l);
-    hi_sum += h;
-    lo_sum += l;
+  Vec peaks = splat(0.0f), nothing = splat(0.0f);
+  for (int i = 0; i < n; i += kLanes) {
+    const Vec v = load(x + i);
+    peaks = maximum(maximum(v, -v), peaks);
+    nothing += v * splat(0.0f);  // NaN if v isn't finite
   }
-  *scale = unit;
-  sums[0] = 128 * hi_sum;  // takes the 128 in the stored weights back out
-  sums[1] = 128 * lo_sum;
+  const float peak = largest(peaks);
+  // 256 hi + lo with hi, lo in -128..127 reaches 32639; 32512 keeps hi from overflowing when lo rounds up.
+  const Vec inverse = splat(peak > 1e-30f ? 32512.0f / peak : 0.0f);
+  __m512i hi_sum = _mm512_setzero_si512(), lo_sum = _mm512_setzero_si512();
+  for (int i = 0; i < n; i += kLanes) {
+    const __m512i q = _mm512_cvtps_epi32((__m512)(load(x + i) * inverse));
+    const __m512i hi = _mm512_srai_epi32(_mm512_add_epi32(q, _mm512_set1_epi32(128)), 8);
+    const __m512i lo = _mm512_sub_epi32(q, _mm512_slli_epi32(hi, 8));
+    const __m128i hi_bytes = _mm512_cvtepi32_epi8(hi), lo_bytes = _mm512_cvtepi32_epi8(lo);
+    memcpy(to + i, &hi_bytes, 16);
+    memcpy(to + n + i, &lo_bytes, 16);
+    hi_sum = _mm512_add_epi32(hi_sum, hi);
+    lo_sum = _mm512_add_epi32(lo_sum, lo);
+  }
+  *scale = peak / 32512.0f + sum(nothing);
+  sums[0] = 128 * _mm512_reduce_add_epi32(hi_sum);  // takes the 128 in the stored weights back out
+  sums[1] = 128 * _mm512_reduce_add_epi32(lo_sum);
 #else
   memcpy(to, x, sizeof(float) * n);
   (void)scale;

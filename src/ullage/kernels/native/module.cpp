@@ -4,6 +4,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <deque>
 #include <memory>
 #include <stdexcept>
@@ -30,9 +31,15 @@ void require(bool condition, const char* message) {
 
 // A piece of an arena, checked against its end.
 uint8_t* at(const Bytes& arena, size_t offset, size_t num_bytes) {
-  require(offset % 64 == 0 && num_bytes <= arena.size() && offset <= arena.size() - num_bytes, "piece lies outside the arena");
-  return arena.data() + offset;
+  require(num_bytes <= arena.size() && offset <= arena.size() - num_bytes, "piece lies outside the arena");
+  uint8_t* piece = arena.data() + offset;
+  require(reinterpret_cast<uintptr_t>(piece) % 64 == 0, "piece isn't on a 64-byte boundary");
+  return piece;
 }
+
+int whole_tiles(int outputs) { return (outputs + kTile - 1) / kTile * kTile; }
+
+constexpr int kMaxTerms = 65536;  // sums of int8 products stay below 2^31
 
 WeightType weight_type_of(const std::string& name) {
   if (name == "bf16") return WeightType::bf16;
@@ -41,7 +48,7 @@ WeightType weight_type_of(const std::string& name) {
 }
 
 Matrix matrix_at(const Bytes& arena, size_t offset, int outputs, int k, const std::string& type) {
-  require(outputs > 0 && outputs % kTile == 0 && k > 0 && k % 16 == 0, "matrix isn't padded to whole tiles");
+  require(outputs > 0 && outputs % kTile == 0 && k > 0 && k % 16 == 0 && k <= kMaxTerms, "matrix of impossible size");
   Matrix m;
   m.type = weight_type_of(type);
   m.outputs = outputs;
@@ -57,6 +64,7 @@ class NativeDecoder {
  public:
   NativeDecoder(Bytes weights, Bytes kv_pool, Bytes workspace, Bytes logits, int num_threads, const std::string& isa)
       : weights_(weights), kv_pool_(kv_pool), workspace_(workspace), logits_(logits), pool_(num_threads), barrier_(num_threads) {
+    require(num_threads > 0, "a step needs a thread");
     const Isa* found[3];
     const int count = available_isas(found);
     for (int i = 0; i < count; ++i)
@@ -79,9 +87,12 @@ class NativeDecoder {
                 static_cast<float>(norm_eps), static_cast<float>(score_scale), static_cast<float>(embedding_scale),
                 gelu ? Activation::gelu_tanh : Activation::silu};
     const Shape& s = d_.shape;
+    require(std::min({s.hidden, s.intermediate, s.num_heads, s.num_kv_heads, s.head_size, s.num_layers, s.vocab,
+                      s.block_size, s.num_blocks}) > 0 && s.num_heads % s.num_kv_heads == 0,
+            "sizes must be positive, heads a multiple of KV heads");
     require(s.hidden % 16 == 0 && s.intermediate % 16 == 0 && s.head_size % 16 == 0 && s.head_size <= 256,
             "sizes must be multiples of 16, heads at most 256");
-    require(s.block_size % kPanel == 0 && s.block_size <= 256, "block size must be a multiple of 16, at most 256");
+    require(s.block_size % kPanel == 0 && s.block_size <= kSpanTokens, "block size must be a multiple of 16, at most 256");
     require(kv_pool_.size() == s.layer_pool_bytes() * s.num_layers, "KV pool isn't of the planned size");
     layers_.assign(s.num_layers, Layer());
     d_.layers = layers_.data();
@@ -96,27 +107,29 @@ class NativeDecoder {
   }
 
   // name is a Matrix of a layer, or embed or lm_head (layer is ignored).
-  void set_matrix(int layer, const std::string& name, size_t offset, int outputs, int k, const std::string& type) {
-    const Matrix m = matrix_at(weights_, offset, outputs, k, type);
-    if (name == "embed") d_.embed = m;
-    else if (name == "lm_head") d_.lm_head = m;
-    else if (name == "qkv") layers_.at(layer).qkv = m;
-    else if (name == "o") layers_.at(layer).o = m;
-    else if (name == "gate_up") layers_.at(layer).gate_up = m;
-    else if (name == "down") layers_.at(layer).down = m;
+  void set_matrix(int layer, const std::string& name, size_t offset, const std::string& type) {
+    const Shape& s = d_.shape;
+    const auto matrix = [&](int outputs, int k) { return matrix_at(weights_, offset, whole_tiles(outputs), k, type); };
+    if (name == "embed") d_.embed = matrix(s.vocab, s.hidden);
+    else if (name == "lm_head") d_.lm_head = matrix(s.vocab, s.hidden);
+    else if (name == "qkv") layers_.at(layer).qkv = matrix(s.q_size() + 2 * s.kv_size(), s.hidden);
+    else if (name == "o") layers_.at(layer).o = matrix(s.hidden, s.q_size());
+    else if (name == "gate_up") layers_.at(layer).gate_up = matrix(2 * s.intermediate, s.hidden);
+    else if (name == "down") layers_.at(layer).down = matrix(s.hidden, s.intermediate);
     else require(false, "unknown matrix");
   }
 
-  void set_vector(int layer, const std::string& name, size_t offset, int n) {
-    const float* v = reinterpret_cast<const float*>(at(weights_, offset, sizeof(float) * n));
-    if (name == "final_norm") d_.final_norm = v;
-    else if (name == "attn_norm") layers_.at(layer).attn_norm = v;
-    else if (name == "ffn_norm") layers_.at(layer).ffn_norm = v;
-    else if (name == "qkv_bias") layers_.at(layer).qkv_bias = v;
-    else if (name == "q_norm") layers_.at(layer).q_norm = v;
-    else if (name == "k_norm") layers_.at(layer).k_norm = v;
-    else if (name == "post_attn_norm") layers_.at(layer).post_attn_norm = v;
-    else if (name == "post_ffn_norm") layers_.at(layer).post_ffn_norm = v;
+  void set_vector(int layer, const std::string& name, size_t offset) {
+    const Shape& s = d_.shape;
+    const auto vector = [&](int n) { return reinterpret_cast<const float*>(at(weights_, offset, sizeof(float) * n)); };
+    if (name == "final_norm") d_.final_norm = vector(s.hidden);
+    else if (name == "attn_norm") layers_.at(layer).attn_norm = vector(s.hidden);
+    else if (name == "ffn_norm") layers_.at(layer).ffn_norm = vector(s.hidden);
+    else if (name == "qkv_bias") layers_.at(layer).qkv_bias = vector(s.q_size() + 2 * s.kv_size());
+    else if (name == "q_norm") layers_.at(layer).q_norm = vector(s.head_size);
+    else if (name == "k_norm") layers_.at(layer).k_norm = vector(s.head_size);
+    else if (name == "post_attn_norm") layers_.at(layer).post_attn_norm = vector(s.hidden);
+    else if (name == "post_ffn_norm") layers_.at(layer).post_ffn_norm = vector(s.hidden);
     else require(false, "unknown vector");
   }
 
@@ -126,20 +139,26 @@ class NativeDecoder {
     layers_.at(layer).rope = rope;
   }
 
-  void set_workspace(int max_rows, nb::dict offsets, size_t thread_bytes) {
-    const auto floats = [&](const char* name) { return reinterpret_cast<float*>(at(workspace_, nb::cast<size_t>(offsets[name]), 0)); };
+  // After the ropes.
+  void set_workspace(int max_rows, nb::dict offsets) {
+    require(max_rows > 0, "a step needs a row");
+    const Shape& s = d_.shape;
+    const auto piece = [&](const char* name, size_t bytes) { return at(workspace_, nb::cast<size_t>(offsets[name]), bytes); };
+    const auto rows = [&](const char* name, int width) {  // of 4-byte numbers
+      return piece(name, static_cast<size_t>(max_rows) * width * 4);
+    };
+    const auto floats = [&](const char* name, int width) { return reinterpret_cast<float*>(rows(name, width)); };
     Workspace& w = d_.work;
-    w.x = floats("x");
-    w.branch = floats("branch");
-    w.qkv = floats("qkv");
-    w.attention = floats("attention");
-    w.gated = floats("gated");
-    w.activations = reinterpret_cast<uint8_t*>(floats("activations"));
-    w.row_scales = floats("row_scales");
-    w.row_sums = reinterpret_cast<int32_t*>(floats("row_sums"));
-    w.rope = floats("rope");
-    w.per_thread = reinterpret_cast<uint8_t*>(floats("per_thread"));
-    w.thread_bytes = thread_bytes;
+    w.x = floats("x", s.hidden);
+    w.branch = floats("branch", s.hidden + kTile);
+    w.qkv = floats("qkv", whole_tiles(s.q_size() + 2 * s.kv_size()));
+    w.attention = floats("attention", s.q_size());
+    w.gated = floats("gated", s.intermediate);
+    w.activations = rows("activations", std::max({s.hidden, s.q_size(), s.intermediate}));
+    w.row_scales = floats("row_scales", 1);
+    w.row_sums = reinterpret_cast<int32_t*>(rows("row_sums", 2));
+    w.rope = floats("rope", d_.num_ropes * s.head_size);
+    w.per_thread = piece("per_thread", s.attention_scratch_bytes() * d_.num_threads);
     max_rows_ = max_rows;
   }
 
@@ -154,8 +173,17 @@ class NativeDecoder {
   }
 
  private:
+  bool complete() const {
+    const auto has_all = [](const Layer& l) {
+      return l.qkv.panels && l.o.panels && l.gate_up.panels && l.down.panels && l.attn_norm && l.ffn_norm;
+    };
+    return d_.embed.panels && d_.lm_head.panels && d_.final_norm && d_.num_ropes > 0 &&
+           std::all_of(layers_.begin(), layers_.end(), has_all);
+  }
+
   void check(const Batch& b, size_t num_positions, size_t num_starts, size_t num_table_entries) const {
     const Shape& s = d_.shape;
+    require(complete(), "a weight is missing");
     require(b.num_rows > 0 && b.num_rows <= max_rows_, "more rows than the workspace holds");
     require(num_positions == static_cast<size_t>(b.num_rows) && num_starts == static_cast<size_t>(b.num_sequences) + 1,
             "arrays of a step don't fit together");
@@ -165,7 +193,7 @@ class NativeDecoder {
       const int first = b.seq_starts[q], end = b.seq_starts[q + 1];
       require(first < end && end <= b.num_rows, "a sequence has no rows");
       for (int r = first; r < end; ++r)
-        require(b.positions[r] >= 0 && b.positions[r] == b.positions[first] + r - first, "positions aren't consecutive");
+        require(b.positions[first] >= 0 && b.positions[r] - b.positions[first] == r - first, "positions aren't consecutive");
       const size_t num_blocks = static_cast<size_t>(b.positions[end - 1]) / s.block_size + 1;
       require(b.table_starts[q] >= 0 && b.table_starts[q] + num_blocks <= num_table_entries, "block table is too short");
       for (size_t i = 0; i < num_blocks; ++i) {
@@ -198,7 +226,8 @@ void pack(Bytes arena, size_t offset, int outputs, int k, const std::string& typ
   const Placement placement = {first_output, group_stride};
   const int num_rows = static_cast<int>(rows.shape(0));
   require(static_cast<int>(rows.shape(1)) == k, "rows of another length");
-  require(num_rows == 0 || (first_output >= 0 && placement.output_of(num_rows - 1) < outputs), "rows don't fit the matrix");
+  require(num_rows == 0 || (first_output >= 0 && group_stride >= kPanel && placement.output_of(num_rows - 1) < outputs),
+          "rows don't fit the matrix");
   nb::gil_scoped_release release;
   pack_rows(rows.data(), num_rows, k, placement, m.type, const_cast<uint8_t*>(m.panels), const_cast<float*>(m.scales));
 }
@@ -217,17 +246,18 @@ std::vector<std::string> isas() {
 NB_MODULE(_native, m) {
   using ullage::NativeDecoder;
   m.def("isas", &ullage::isas, "Instruction sets this processor can run, best first.");
-  m.def("pack", &ullage::pack, "arena"_a, "offset"_a, "outputs"_a, "k"_a, "type"_a, "rows"_a, "first_output"_a, "group_stride"_a);
+  m.def("pack", &ullage::pack, "arena"_a.noconvert(), "offset"_a, "outputs"_a, "k"_a, "type"_a, "rows"_a, "first_output"_a, "group_stride"_a);
   nb::class_<NativeDecoder>(m, "Decoder")
-      .def(nb::init<ullage::Bytes, ullage::Bytes, ullage::Bytes, ullage::Bytes, int, const std::string&>(), "weights"_a, "kv_pool"_a,
-           "workspace"_a, "logits"_a, "num_threads"_a, "isa"_a)
+      .def(nb::init<ullage::Bytes, ullage::Bytes, ullage::Bytes, ullage::Bytes, int, const std::string&>(),
+           "weights"_a.noconvert(), "kv_pool"_a.noconvert(), "workspace"_a.noconvert(), "logits"_a.noconvert(), "num_threads"_a,
+           "isa"_a)
       .def_prop_ro("isa", &NativeDecoder::isa)
       .def("set_shape", &NativeDecoder::set_shape, "sizes"_a, "norm_eps"_a, "score_scale"_a, "embedding_scale"_a, "gelu"_a)
       .def("add_rope", &NativeDecoder::add_rope, "inv_freq"_a, "attention_factor"_a)
-      .def("set_matrix", &NativeDecoder::set_matrix, "layer"_a, "name"_a, "offset"_a, "outputs"_a, "k"_a, "type"_a)
-      .def("set_vector", &NativeDecoder::set_vector, "layer"_a, "name"_a, "offset"_a, "n"_a)
+      .def("set_matrix", &NativeDecoder::set_matrix, "layer"_a, "name"_a, "offset"_a, "type"_a)
+      .def("set_vector", &NativeDecoder::set_vector, "layer"_a, "name"_a, "offset"_a)
       .def("set_layer", &NativeDecoder::set_layer, "layer"_a, "window"_a, "rope"_a)
-      .def("set_workspace", &NativeDecoder::set_workspace, "max_rows"_a, "offsets"_a, "thread_bytes"_a)
+      .def("set_workspace", &NativeDecoder::set_workspace, "max_rows"_a, "offsets"_a)
       .def("step", &NativeDecoder::step, "token_ids"_a, "positions"_a, "seq_starts"_a, "block_tables"_a, "table_starts"_a,
            "logit_rows"_a);
 }

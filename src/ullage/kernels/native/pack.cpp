@@ -20,7 +20,7 @@ void pack_row_as_int8(const float* row, int k, int column, uint8_t* panel, float
   float peak = 0;
   for (int i = 0; i < k; ++i) peak = std::fmax(peak, std::fabs(row[i]));
   *scale = peak / 127.0f;
-  const float inverse = peak > 0 ? 127.0f / peak : 0.0f;
+  const float inverse = peak > 1e-30f ? 127.0f / peak : 0.0f;  // of less it would be infinite
   for (int i = 0; i < k; ++i)
     panel[(i / 4 * kPanel + column) * 4 + i % 4] = static_cast<uint8_t>(std::lrintf(row[i] * inverse) + 128);
 }

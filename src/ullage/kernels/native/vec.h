@@ -47,10 +47,11 @@ ULLAGE_INLINE float largest(Vec v) {
 }
 
 // e^x to about 2 ulp: 2^n * 2^f with f in [-1/2, 1/2], 2^f by its Taylor polynomial of degree 6. Below -87 gives 0.
+// NaN stays NaN: what goes wrong inside must show in the logits.
 ULLAGE_INLINE Vec exponential(Vec x) {
-  const Vec tiny = splat(-87.0f);
-  Vec y = maximum(x, tiny);
-  y = y < splat(88.0f) ? y : splat(88.0f);
+  const Vec tiny = splat(-87.0f), huge = splat(88.0f);
+  Vec y = x < tiny ? tiny : x;
+  y = y > huge ? huge : y;
   const Vec scaled = y * splat(1.44269504088896341f);
   const Vec rounder = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to the nearest whole number
   const Vec whole = (scaled + rounder) - rounder;
