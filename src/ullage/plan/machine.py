@@ -1,25 +1,23 @@
-"""What this machine gives a process: memory that may be used, cores that may run."""
+"""What this machine gives a process: memory that may be used, cores that may run. Container limits count."""
 
 from __future__ import annotations
 
+import math
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
-_CGROUP_FILES = (
-    # (limit, current use): version 2, then version 1.
-    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-)
+# Where control groups are mounted (version 2, and the memory controller of version 1), and which one is ours.
+CGROUP_ROOT = Path("/sys/fs/cgroup")
+OWN_CGROUP = Path("/proc/self/cgroup")
 
 
 def available_memory_bytes() -> int:
-    """Bytes this process could still take without swapping: the system's estimate, or the container's if lower."""
-    candidates = [_meminfo_bytes("MemAvailable")]
-    for limit_file, current_file in _CGROUP_FILES:
-        limit, current = _read_number(limit_file), _read_number(current_file)
-        if limit is not None and current is not None:
-            candidates.append(max(0, limit - current))
-    return min(candidates)
+    """Bytes this process could still take without swapping: the system's estimate, or a control group's if lower.
+
+    File cache that a group could drop counts as available, as it does in the system's own estimate.
+    """
+    return min([_meminfo_bytes("MemAvailable"), *_cgroup_memory_left()])
 
 
 def resident_bytes(pid: int | None = None) -> int:
@@ -29,8 +27,37 @@ def resident_bytes(pid: int | None = None) -> int:
 
 
 def num_cores() -> int:
-    """Cores this process may run on."""
-    return len(os.sched_getaffinity(0))
+    """Cores this process may keep busy: those it may run on, or fewer by a control group's quota, at least 1."""
+    quotas = [
+        int(fields[0]) / int(fields[1])
+        for group in _own_groups(CGROUP_ROOT)
+        if len(fields := _read(group / "cpu.max").split()) == 2 and fields[0].isdigit()
+    ]
+    return max(1, math.floor(min([len(os.sched_getaffinity(0)), *quotas])))
+
+
+def _cgroup_memory_left() -> Iterator[int]:
+    for group in _own_groups(CGROUP_ROOT):
+        yield from _memory_left(group, "memory.max", "memory.current", "inactive_file")
+    for group in _own_groups(CGROUP_ROOT / "memory"):
+        yield from _memory_left(group, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+
+
+def _memory_left(group: Path, limit_file: str, usage_file: str, cache_name: str) -> Iterator[int]:
+    """Nothing when the group sets no limit."""
+    limit, usage = _read(group / limit_file), _read(group / usage_file)
+    if limit.isdigit() and usage.isdigit():
+        statistics = dict(line.split(maxsplit=1) for line in _read(group / "memory.stat").splitlines())
+        yield max(0, int(limit) - int(usage) + int(statistics.get(cache_name, 0)))
+
+
+def _own_groups(root: Path) -> Iterator[Path]:
+    """The group of this process and all above it: each may set a limit. Inside a container the first is the root."""
+    for line in _read(OWN_CGROUP).splitlines():
+        number, controllers, path = line.split(":", 2)
+        if number == "0" or "memory" in controllers.split(","):
+            own = root / path.lstrip("/")
+            yield from (own, *(parent for parent in own.parents if parent.is_relative_to(root)))
 
 
 def _meminfo_bytes(name: str) -> int:
@@ -41,10 +68,9 @@ def _meminfo_bytes(name: str) -> int:
     raise AssertionError(f"/proc/meminfo has no {name}")
 
 
-def _read_number(path: str) -> int | None:
-    """None when the file is missing or says ``max``."""
+def _read(path: Path) -> str:
+    """Empty when there is no such file."""
     try:
-        text = Path(path).read_text().strip()
+        return path.read_text().strip()
     except OSError:
-        return None
-    return int(text) if text.isdigit() else None
+        return ""

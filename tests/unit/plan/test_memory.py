@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+from tests.random_model import small_spec
+
+from ullage.base.errors import ConfigError, PlanError
+from ullage.models.spec import LayerSpec, ModelSpec, RopeSpec
+from ullage.plan.memory import Plan, PlanRequest, make_plan
+
+GIB = 1 << 30
+
+# The dimensions of SmolLM2 135M.
+SMOLLM2 = ModelSpec(
+    architecture="llama",
+    name="smollm2",
+    hidden_size=576,
+    intermediate_size=1536,
+    num_heads=9,
+    num_kv_heads=3,
+    head_size=64,
+    vocab_size=49152,
+    max_position=8192,
+    layers=(LayerSpec(RopeSpec(100_000.0)),) * 30,
+    norm_eps=1e-5,
+    tied_embeddings=True,
+)
+
+REQUEST = PlanRequest(
+    runner="native",
+    weight_type="bf16",
+    block_size=32,
+    max_model_len=None,
+    max_num_seqs=32,
+    max_num_batched_tokens=512,
+    kv_memory_bytes=64 << 20,
+    num_threads=2,
+)
+
+
+def plan_of(
+    spec: ModelSpec = SMOLLM2, *, available: int = 8 * GIB, runtime: int = 100 << 20, **changes: object
+) -> Plan:
+    request = dataclasses.replace(REQUEST, **changes)
+    return make_plan(spec, request, available_bytes=available, runtime_bytes=runtime)
+
+
+def test_a_token_takes_what_the_formula_says():
+    # 2 (K and V) x 30 layers x 3 heads x 64 x 2 bytes
+    assert plan_of().token_bytes == 23_040
+
+
+def test_the_pool_has_as_many_whole_blocks_as_its_memory_holds():
+    plan = plan_of()
+    assert plan.num_blocks == (64 << 20) // (32 * 23_040) == 91
+    assert plan.planned_bytes()["kv_pool"] == 91 * 32 * 23_040
+    assert plan.capacity_tokens == 91 * 32
+
+
+@pytest.mark.parametrize(("weight_type", "bytes_each"), [("bf16", 2), ("int8", 1)])
+def test_weights_are_parameters_times_bytes_each(weight_type, bytes_each):
+    embedding = 49152 * 576
+    matrices = 30 * (576 * (576 + 2 * 192) + 576 * 576 + 3 * 576 * 1536)
+    norms = (2 * 30 + 1) * 576 * 4
+    scales = (49152 + 30 * (960 + 576 + 2 * 1536 + 576)) * 4 if weight_type == "int8" else 0
+    expected = (embedding + matrices) * bytes_each + norms + scales
+    assert plan_of(weight_type=weight_type).planned_bytes()["weights"] == expected
+
+
+def test_numpy_holds_everything_in_float32():
+    planned = plan_of(runner="numpy").planned_bytes()
+    parameters = 49152 * 576 + 30 * (576 * 960 + 576 * 576 + 3 * 576 * 1536) + 61 * 576
+    assert planned["weights"] == 4 * parameters
+    assert planned["kv_pool"] == (64 << 20) // (32 * 46_080) * 32 * 46_080
+
+
+def test_the_accounts_add_up_to_what_the_process_may_use():
+    plan = plan_of(available=8 * GIB, runtime=100 << 20)
+    assert sum(account.num_bytes for account in plan.accounts) == plan.available_bytes == 8 * GIB + (100 << 20)
+    assert [account.name for account in plan.accounts] == [
+        "weights", "kv_pool", "workspace", "logits", "runtime", "headroom",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("runner", ["native", "numpy"])
+def test_a_plan_of_exactly_what_there_is_holds_and_one_byte_less_does_not(runner):
+    needed = sum(account.num_bytes for account in plan_of(runner=runner).accounts[:-2])
+    assert plan_of(runner=runner, available=needed).planned_bytes()["headroom"] == 0
+    with pytest.raises(PlanError, match=f"needs {needed + (100 << 20)} bytes"):
+        plan_of(runner=runner, available=needed - 1)
+
+
+def test_a_plan_that_does_not_fit_names_a_pool_that_would():
+    with pytest.raises(PlanError) as error:
+        plan_of(kv_memory_bytes=2 * GIB, available=GIB)
+    named = int(error.value.hint.split("a pool of ")[1].split()[0])
+    assert plan_of(kv_memory_bytes=named, available=GIB).planned_bytes()["kv_pool"] == named
+    with pytest.raises(PlanError):
+        plan_of(kv_memory_bytes=named + 32 * 23_040, available=GIB)
+
+
+def test_a_model_larger_than_the_memory_is_told_so():
+    with pytest.raises(PlanError, match="even an empty pool doesn't fit"):
+        plan_of(available=100 << 20)
+
+
+@pytest.mark.parametrize(
+    ("max_model_len", "max_num_seqs", "expected_blocks"),
+    [
+        (1024, 4, 4 * 32),  # room for all full requests is less than 1 GiB
+        (8192, 32, GIB // (32 * 23_040)),  # 1 GiB
+        (8192, 1, 256),
+    ],
+)
+def test_without_a_size_the_pool_follows_from_context_and_concurrency(max_model_len, max_num_seqs, expected_blocks):
+    plan = plan_of(kv_memory_bytes=None, max_model_len=max_model_len, max_num_seqs=max_num_seqs)
+    assert plan.num_blocks == expected_blocks
+
+
+def test_without_a_size_the_pool_holds_at_least_one_full_request():
+    long = dataclasses.replace(SMOLLM2, max_position=131_072)
+    assert plan_of(long, kv_memory_bytes=None).num_blocks == 131_072 // 32
+
+
+def test_a_pool_smaller_than_a_block_is_refused():
+    with pytest.raises(ConfigError, match="less than one block of 32 tokens") as error:
+        plan_of(kv_memory_bytes=32 * 23_040 - 1)
+    assert str(32 * 23_040) in error.value.hint
+    assert plan_of(kv_memory_bytes=32 * 23_040).num_blocks == 1
+
+
+def test_a_context_beyond_the_models_is_refused():
+    with pytest.raises(ConfigError, match="max_model_len 8193 exceeds the 8192 tokens"):
+        plan_of(max_model_len=8193)
+    assert plan_of(max_model_len=8192).max_model_len == plan_of(max_model_len=None).max_model_len == 8192
+
+
+def test_formulas_are_filled_in_with_the_figures_they_give():
+    plan = plan_of()
+    formulas = {account.name: account.formula for account in plan.accounts}
+    assert formulas["kv_pool"] == "2 (K, V) x 30 layers x 3 heads x 64 x 2 B x 2,912 tokens"
+    assert math.prod([2, 30, 3, 64, 2, 2912]) == plan.planned_bytes()["kv_pool"]
+    assert formulas["logits"] == "32 sequences x 49,152 tokens x 4 B"
+    assert math.prod([32, 49152, 4]) == plan.planned_bytes()["logits"]
+
+
+def test_sizes_the_native_kernels_cannot_take_are_refused_before_anything_is_counted():
+    with pytest.raises(ConfigError, match="multiple of 16"):
+        plan_of(small_spec())
+    assert plan_of(small_spec(), runner="numpy", kv_memory_bytes=1 << 20).num_blocks > 0
