@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 try:
     from ullage.kernels import _native  # type: ignore[attr-defined,unused-ignore]
-except ImportError as error:  # installed where there was no compiler
+except ImportError as error:  # not compiled, or made for another system
     _native = None
     _import_error: str | None = str(error)
 else:
@@ -30,6 +31,8 @@ PIECE_ELEMENTS = 1 << 20  # 4 MiB of float32
 
 def native_unavailable_reason() -> str | None:
     """Why the kernels can't be used; None when they can."""
+    if _native is None and find_spec("ullage.kernels._native") is None:
+        return "they were not compiled when Ullage was installed: `pip install -v` shows why"
     return _import_error
 
 
@@ -63,7 +66,9 @@ class NativeDecoder:
         isa: str | None,
     ) -> None:
         if _native is None:
-            raise ConfigError(f"the native kernels are not installed: {_import_error}", hint="use --runner numpy")
+            raise ConfigError(
+                f"the native kernels can't be used: {native_unavailable_reason()}", hint="use --runner numpy"
+            )
         if isa is not None and isa not in native_isas():
             raise ConfigError(f"this processor can't run {isa!r}", hint=f"it can run: {', '.join(native_isas())}")
         spec = model.spec

@@ -5,8 +5,9 @@
 namespace ullage {
 namespace {
 
-// Some 50 microseconds. Much more would waste a core whenever another program has taken the one of a thread of ours.
-constexpr int kSpins = 1000;
+// 10 to 25 microseconds. Fewer would often sleep where the others are about to arrive; more would waste a core each time
+// another program has taken the one of a thread of ours.
+constexpr int kSpins = 500;
 
 void relax() {
 #if defined(__x86_64__)
