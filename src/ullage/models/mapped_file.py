@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -58,7 +59,9 @@ class MappedFile:
         return values
 
     def close(self) -> None:
-        self.data.close()
+        """Idempotent. Where an interrupt keeps a view of the data alive, the system unmaps it with the last view."""
+        with suppress(BufferError):
+            self.data.close()
 
     def _decode_into(
         self,

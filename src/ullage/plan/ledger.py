@@ -7,12 +7,13 @@ once the engine is up), *reserved ≤ kv_pool*, *used ≤ reserved*.
 
 from __future__ import annotations
 
+import errno
 import mmap
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-from ullage.base.errors import EngineError
+from ullage.base.errors import EngineError, PlanError
 
 ACCOUNTS = ("weights", "kv_pool", "workspace", "logits", "runtime", "headroom")
 """In the order they are shown. ``runtime`` is the interpreter and its libraries, ``headroom`` what must stay free."""
@@ -45,16 +46,31 @@ class LedgerSnapshot:
 
 
 def _resident_memory(num_bytes: int) -> memoryview:
-    """Memory that is there now, not when it is first touched: a promise that can't be kept must fail at the start."""
-    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if num_bytes >= _HUGE_PAGE_BYTES:
-        with suppress(OSError):  # a kernel without transparent huge pages
-            memory.madvise(mmap.MADV_HUGEPAGE)
+    """Memory that is there now, not when it is first touched: a promise that can't be kept must fail at the start.
+
+    :raises PlanError: the system refuses
+    """
+    try:
+        memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        if num_bytes >= _HUGE_PAGE_BYTES:
+            with suppress(OSError):  # a kernel without transparent huge pages
+                memory.madvise(mmap.MADV_HUGEPAGE)
+        _populate(memory)
+    except (OSError, OverflowError) as error:
+        raise PlanError(
+            f"the system refused {num_bytes} bytes of memory: {error}", hint="lower kv_memory, or free some memory"
+        ) from error
+    return memoryview(memory)
+
+
+def _populate(memory: mmap.mmap) -> None:
     try:
         memory.madvise(_MADV_POPULATE_WRITE)
-    except OSError:  # Linux before 5.14: touch every page
-        memoryview(memory)[:: mmap.PAGESIZE] = bytes(-(-num_bytes // mmap.PAGESIZE))
-    return memoryview(memory)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        # Linux before 5.14: touch every page
+        memoryview(memory)[:: mmap.PAGESIZE] = bytes(-(-len(memory) // mmap.PAGESIZE))
 
 
 class MemoryLedger:
@@ -74,6 +90,7 @@ class MemoryLedger:
         """Zeroed, page-aligned memory, on huge pages where the system gives them, resident from now on.
 
         :raises EngineError: the account would exceed its plan
+        :raises PlanError: the system doesn't have what was planned
         """
         assert account in ALLOCATED_ACCOUNTS
         assert num_bytes >= 0

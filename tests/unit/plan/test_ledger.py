@@ -4,7 +4,7 @@ import mmap
 
 import pytest
 
-from ullage.base.errors import EngineError
+from ullage.base.errors import EngineError, PlanError
 from ullage.plan.ledger import MemoryLedger
 from ullage.plan.machine import resident_bytes
 
@@ -89,3 +89,10 @@ def test_a_snapshot_shows_plan_and_allocation_and_does_not_change(ledger):
     assert (snapshot.accounts["weights"].planned_bytes, snapshot.accounts["weights"].allocated_bytes) == (1000, 400)
     assert snapshot.accounts["runtime"].allocated_bytes == 12345
     assert list(snapshot.accounts) == ["weights", "kv_pool", "workspace", "logits", "runtime", "headroom"]
+
+
+@pytest.mark.parametrize("num_bytes", [1 << 60, 1 << 70])
+def test_memory_that_the_system_refuses_is_an_error_with_a_hint(num_bytes):
+    with pytest.raises(PlanError, match=f"refused {num_bytes} bytes") as error:
+        MemoryLedger({"kv_pool": num_bytes}).allocate("kv_pool", num_bytes)
+    assert "kv_memory" in error.value.hint
