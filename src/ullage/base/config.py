@@ -8,6 +8,7 @@ names keeps its default. A name nobody knows and a value that can't be honoured 
 from __future__ import annotations
 
 import difflib
+import math
 import tomllib
 import types
 import typing
@@ -42,7 +43,7 @@ def setting(
         "description": description,
         "shown_default": shown_default,
         "in_bytes": in_bytes,
-        "at_least": at_least,
+        "at_least": 0 if in_bytes and at_least is None else at_least,
     }
     result: Value = field(default=default, metadata=metadata)
     return result
@@ -181,9 +182,11 @@ def _convert(info: SettingInfo, raw: object, source: str) -> object:
     elif isinstance(raw, str) and info.kind in (int, float):
         value = _parse_number(info.kind, raw)
     elif info.kind is float and isinstance(raw, int):
-        value = float(raw)
+        value = _parse_number(float, raw)
     else:
         value = raw if isinstance(raw, info.kind) else None
+    if isinstance(value, float) and not math.isfinite(value):  # no bound would hold: NaN is neither below nor above it
+        value = None
     if value is None:
         raise ConfigError(f"{source} must be {_kind_in_words(info)}, got {raw!r}")
     if info.choices and value not in info.choices:
@@ -193,14 +196,14 @@ def _convert(info: SettingInfo, raw: object, source: str) -> object:
     return value
 
 
-def _parse_number(kind: type, text: str) -> object:
+def _parse_number(kind: type, raw: str | int) -> object:
     try:
-        return kind(text)
-    except ValueError:
+        return kind(raw)
+    except (ValueError, OverflowError):
         return None
 
 
 def _kind_in_words(info: SettingInfo) -> str:
     if info.in_bytes:
         return "a size like 64MiB"
-    return {int: "a whole number", float: "a number", bool: "true or false", str: "text"}[info.kind]
+    return {int: "a whole number", float: "a finite number", bool: "true or false", str: "text"}[info.kind]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ullage.base.config import settings_of
+from ullage.cli.settings import BENCH
 from ullage.cli.settings_flags import SettingsCommand, load_all
 from ullage.engine.build import EngineOptions
 
@@ -34,7 +35,7 @@ class Speed:
     tokens_per_second: float
 
 
-@click.command(cls=SettingsCommand, sections={"Engine": EngineOptions})
+@click.command(cls=SettingsCommand, sections=BENCH)
 @click.argument("model")
 @click.option("--decode-tokens", type=click.IntRange(2), default=64, show_default=True, help="Tokens per sequence.")
 def bench(model: str, decode_tokens: int, **flags: object) -> None:
@@ -44,7 +45,7 @@ def bench(model: str, decode_tokens: int, **flags: object) -> None:
 
     from ullage.engine.llm import LLM
 
-    (options,) = load_all((EngineOptions,), None, flags)
+    (options,) = load_all(BENCH, flags)
     table = Table("what", "sequences", "tokens/s", "per sequence")
     console = Console()
     with LLM(model, **{name: getattr(options, name) for name in settings_of(EngineOptions)}) as llm:

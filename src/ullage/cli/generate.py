@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Generator
 from contextlib import closing
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import click
 
-from ullage.base.config import setting, settings_of
+from ullage.base.config import settings_of
 from ullage.base.errors import InvalidRequestError, RequestError
+from ullage.cli.settings import GENERATE
 from ullage.cli.settings_flags import SettingsCommand, load_all
 from ullage.engine.build import EngineOptions
 
@@ -21,26 +21,7 @@ if TYPE_CHECKING:
     from ullage.engine.sampling_params import SamplingParams
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingOptions:
-    """What of ``SamplingParams`` the command line offers."""
-
-    max_tokens: int = setting(256, "New tokens at most.", at_least=1)
-    temperature: float = setting(0.7, "0 always takes the likeliest token; up to 2.")
-    top_p: float = setting(1.0, "Only the likeliest tokens that reach this probability together; above 0, up to 1.")
-    top_k: int = setting(0, "Only this many likeliest tokens; 0 is all.", at_least=0)
-
-    def params(self) -> SamplingParams:
-        from ullage.engine.sampling_params import SamplingParams
-
-        return SamplingParams(**{name: getattr(self, name) for name in settings_of(SamplingOptions)})
-
-
-SETTINGS = {"Sampling": SamplingOptions, "Engine": EngineOptions}
-"""Heading in the help -> class."""
-
-
-@click.command(cls=SettingsCommand, sections=SETTINGS)
+@click.command(cls=SettingsCommand, sections=GENERATE)
 @click.argument("model")
 @click.option("--prompt", required=True, metavar="TEXT", help="What to continue; - reads it from standard input.")
 def generate(model: str, prompt: str, **flags: object) -> None:
@@ -54,7 +35,7 @@ def generate(model: str, prompt: str, **flags: object) -> None:
         _print_pieces(llm.generate_stream(text, sampling))
 
 
-@click.command(cls=SettingsCommand, sections=SETTINGS)
+@click.command(cls=SettingsCommand, sections=GENERATE)
 @click.argument("model")
 @click.option("--system", metavar="TEXT", help="Instructions that stand before the conversation.")
 def chat(model: str, system: str | None, **flags: object) -> None:
@@ -77,7 +58,7 @@ def _load(model: str, flags: dict[str, object]) -> tuple[LLM, SamplingParams]:
 
     from ullage.engine.llm import LLM
 
-    sampling, engine = load_all(tuple(SETTINGS.values()), None, flags)
+    sampling, engine = load_all(GENERATE, flags)
     params = sampling.params()  # refused before a model is loaded
     options = {name: getattr(engine, name) for name in settings_of(EngineOptions)}
     console = Console(stderr=True)

@@ -4,42 +4,23 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from ullage.base.config import setting
+from ullage.cli.settings import SERVE
 from ullage.cli.settings_flags import SettingsCommand, load_all
-from ullage.engine.build import EngineOptions
-from ullage.service.config import ServiceConfig
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ullage.engine.build import BuiltEngine
+    from ullage.cli.settings import ModelOptions
+    from ullage.engine.build import BuiltEngine, EngineOptions
+    from ullage.service.config import ServiceConfig
 
 
-@dataclass(frozen=True, slots=True)
-class ModelOptions:
-    """How clients see the model."""
-
-    served_model_name: str | None = setting(
-        None, "What requests call the model; more names after commas.", shown_default="as MODEL, without its folder"
-    )
-
-    def names(self, model: str) -> tuple[str, ...]:
-        if self.served_model_name is None:
-            return (Path(model).name.removesuffix(".gguf"),)
-        return tuple(name.strip() for name in self.served_model_name.split(",") if name.strip())
-
-
-SETTINGS = {"Model": ModelOptions, "Engine": EngineOptions, "Service": ServiceConfig}
-"""Heading in the help -> class."""
-
-
-@click.command(cls=SettingsCommand, sections=SETTINGS)
+@click.command(cls=SettingsCommand, sections=SERVE)
 @click.argument("model")
 @click.option(
     "--config",
@@ -54,7 +35,7 @@ def serve(model: str, config_path: Path | None, **flags: object) -> int:
     MODEL is a name in the store, a GGUF file or a folder. Every flag is also a line of the --config file and an
     environment variable: --max-model-len is max_model_len and ULLAGE_MAX_MODEL_LEN.
     """
-    model_options, engine_options, config = load_all(tuple(SETTINGS.values()), config_path, flags)
+    model_options, engine_options, config = load_all(SERVE, flags, config_path)
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.WARNING)
     return run_server(model, model_options, engine_options, config)
 

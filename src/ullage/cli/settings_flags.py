@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from ullage.base.config import SettingInfo, check_environment, load_settings, read_config_file, settings_of
+from ullage.cli.settings import EVERY_NAME
 
 
 class SettingsCommand(click.Command):
@@ -33,15 +34,15 @@ class SettingsCommand(click.Command):
             formatter.write_dl([record for record in records.values() if record])
 
 
-def load_all(classes: tuple[type, ...], config_path: Path | None, flags: Mapping[str, object]) -> list[Any]:
-    """An instance of each class from file, environment and flags.
+def load_all(sections: Mapping[str, type], flags: Mapping[str, object], config_path: Path | None = None) -> list[Any]:
+    """An instance of each class from file, environment and flags. The file is of this command alone.
 
     :raises ConfigError: an unknown name, or a value that can't be honoured
     """
-    known = [name for cls in classes for name in settings_of(cls)]
-    check_environment(os.environ, known)
+    known = {name for cls in sections.values() for name in settings_of(cls)}
+    check_environment(os.environ, EVERY_NAME | known)
     file = read_config_file(config_path, known) if config_path else {}
-    return [load_settings(cls, file=file, environ=os.environ, flags=flags) for cls in classes]
+    return [load_settings(cls, file=file, environ=os.environ, flags=flags) for cls in sections.values()]
 
 
 def _flag(info: SettingInfo) -> click.Option:

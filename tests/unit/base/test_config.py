@@ -46,6 +46,12 @@ def test_values_are_parsed_by_type():
         ("prefix_caching", "maybe", "must be true or false"),
         ("name", 3, "must be text"),
         ("kv_memory", "2G", "has no unit"),
+        ("kv_memory", -1, "must be at least 0"),
+        ("rate", float("nan"), "rate in the configuration file must be a finite number, got nan"),
+        ("rate", float("-inf"), "must be a finite number"),
+        ("rate", "nan", "must be a finite number"),
+        ("rate", "1e999", "must be a finite number"),
+        ("rate", 10**400, "must be a finite number"),
     ],
 )
 def test_a_value_that_cannot_be_honoured_is_refused_with_its_source(name, value, message):

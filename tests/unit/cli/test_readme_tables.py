@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ullage.base.config import settings_of
-from ullage.cli.serve import SETTINGS
+from ullage.cli.settings import SERVE
 
 ROOT = Path(__file__).parents[3]
 SECTION = re.compile(r"(<!-- settings: .*? -->\n).*?(<!-- /settings -->)", re.DOTALL)
@@ -19,7 +19,7 @@ SECTION = re.compile(r"(<!-- settings: .*? -->\n).*?(<!-- /settings -->)", re.DO
 
 def with_fresh_table(text: str, header: str) -> str:
     rows = [header, "|---|---|---|"]
-    for cls in SETTINGS.values():
+    for cls in SERVE.values():
         for info in settings_of(cls).values():
             choices = f" One of {', '.join(f'`{choice}`' for choice in info.choices)}." if info.choices else ""
             rows.append(f"| `{info.name}` | {info.default_text} | {info.description}{choices} |")

@@ -25,7 +25,7 @@ def loaded(*arguments: str, config: str | None = None) -> Engine:
 
     @click.command(cls=SettingsCommand, sections={"Engine": Engine})
     def command(**flags):
-        got.extend(load_all((Engine,), config, flags))
+        got.extend(load_all({"Engine": Engine}, flags, config))
 
     command.main(list(arguments), standalone_mode=False)
     return got[0]
@@ -48,6 +48,16 @@ def test_flags_win_over_environment_over_file(tmp_path, monkeypatch):
 
     assert loaded("--block-size", "3", config=config) == Engine(block_size=3, prefix_caching=False)
     assert loaded(config=config) == Engine(block_size=2, prefix_caching=False)
+
+
+def test_a_variable_that_another_command_knows_is_left_alone(monkeypatch):
+    monkeypatch.setenv("ULLAGE_PORT", "9000")
+    monkeypatch.setenv("ULLAGE_TEMPERATURE", "0")
+    assert loaded() == Engine()
+    monkeypatch.setenv("ULLAGE_PROT", "9000")
+    with pytest.raises(ConfigError) as refused:
+        loaded()
+    assert refused.value.hint == "did you mean ULLAGE_PORT?"
 
 
 @pytest.mark.parametrize("arguments", [["--block-size", "0"], ["--block-size", "x"], ["--kv-memory", "1G"]])
