@@ -1,74 +1,40 @@
 """The command line's front door: finds the command, and turns every error into two lines and an exit code.
 
 Exit codes: 0 done, 1 it failed, 2 the user can mend it (usage, settings, model file, plan, request), 130 interrupted.
-Commands are imported when they are asked for, so that ``ullage --help`` answers at once.
 """
 
 from __future__ import annotations
 
-import importlib
 import os
+import signal
 import sys
-import traceback
 from collections.abc import Sequence
-from typing import Any
-
-import click
-
-from ullage import __version__
-from ullage.base.errors import ConfigError, ModelFileError, PlanError, RequestError, UllageError
-
-COMMANDS = {
-    "pull": ("ullage.cli.store:pull", "Fetch a demo model into the model store."),
-    "list": ("ullage.cli.store:list_", "List the models in the store, and those that can be pulled."),
-    "serve": ("ullage.cli.serve:serve", "Serve a model over HTTP with the OpenAI API."),
-    "chat": ("ullage.cli.generate:chat", "Talk with a model in this terminal."),
-    "generate": ("ullage.cli.generate:generate", "Continue a text and print it as it is made."),
-    "bench": ("ullage.cli.bench:bench", "Measure how fast a model runs on this machine."),
-    "demo": ("ullage.cli.demo:demo", "Fetch, serve and ask a small model, and show its memory."),
-}
-"""Name -> (module:object, the line in the help)."""
-
-USERS_MISTAKES = (ConfigError, ModelFileError, PlanError, RequestError)
-
-
-class LateCommands(click.Group):
-    """A group that knows its commands' names and imports one only to run it."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
-        return list(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        if cmd_name not in COMMANDS:
-            return None
-        module, _, name = COMMANDS[cmd_name][0].partition(":")
-        command: click.Command = getattr(importlib.import_module(module), name)
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, help_line) for name, (_, help_line) in COMMANDS.items()])
-
-
-@click.group(cls=LateCommands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-@click.version_option(__version__, message="ullage %(version)s")
-@click.option("--debug", is_flag=True, help="Show tracebacks of errors (or set ULLAGE_DEBUG=1).")
-@click.pass_obj
-def ullage(state: dict[str, Any], debug: bool) -> None:
-    """Serve large language models under a memory budget that is kept to the byte.
-
-    A first try:  ullage pull smollm2  &&  ullage serve smollm2
-    """
-    state["debug"] = debug or os.environ.get("ULLAGE_DEBUG", "") not in ("", "0")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs one command and exits the process."""
-    sys.exit(run(sys.argv[1:] if arguments is None else arguments))
+    code = run(sys.argv[1:] if arguments is None else arguments)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # from here on Ctrl-C ends the process without a word
+    sys.exit(code)
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Runs one command; returns its exit code. One of the three doors where any exception is met."""
+    """Runs one command; returns its exit code."""
+    try:
+        return _run(arguments)
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        return 130
+
+
+def _run(arguments: Sequence[str]) -> int:
+    """One of the three doors where any exception is met. Whatever goes wrong while a command is being interrupted
+    belongs to the interrupt."""
+    import click  # imported here, where Ctrl-C is met
+
+    from ullage.base.errors import ConfigError, ModelFileError, PlanError, RequestError, UllageError
+    from ullage.cli.commands import ullage
+
     state = {"debug": False}
     try:
         # A command that ends early by ctx.exit gives its code here; others give None.
@@ -80,30 +46,43 @@ def run(arguments: Sequence[str]) -> int:
         return 2
     except click.ClickException as error:
         return _report(error, error.format_message(), _usage_hint(error), 2)
+    except click.Abort:
+        raise KeyboardInterrupt from None
     except UllageError as error:
-        code = 2 if isinstance(error, USERS_MISTAKES) else 1
+        code = 2 if isinstance(error, (ConfigError, ModelFileError, PlanError, RequestError)) else 1
         return _report(error, error.message, error.hint, code, state["debug"])
-    except (KeyboardInterrupt, click.Abort):
-        click.echo("interrupted", err=True)
-        return 130
     except BrokenPipeError:  # the reader of our output has left: nothing to say, and nobody to say it to
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except OSError as error:
+        hint = "the system refused this; see where with: ullage --debug ..."
+        return _report(error, str(error), hint, 1, state["debug"])
     except Exception as error:  # noqa: BLE001 - the door: nothing may reach the user as a traceback
         hint = "this is a bug in Ullage; run again with: ullage --debug ..."
         return _report(error, f"{type(error).__name__}: {error}", hint, 1, state["debug"])
 
 
-def _usage_hint(error: click.ClickException) -> str | None:
-    if isinstance(error, click.UsageError) and error.ctx is not None:
-        return f"see: {error.ctx.command_path} --help"
-    return None
+def _usage_hint(error: Exception) -> str | None:
+    context = getattr(error, "ctx", None)
+    return None if context is None else f"see: {context.command_path} --help"
 
 
 def _report(error: BaseException, message: str, hint: str | None, code: int, debug: bool = False) -> int:
+    import traceback
+
     if debug:
         traceback.print_exception(error)
-    click.echo(f"error: {message}", err=True)
+    if _came_from_an_interrupt(error):
+        raise KeyboardInterrupt
+    sys.stderr.write(f"error: {message}\n")
     if hint:
-        click.echo(f"hint: {hint}", err=True)
+        sys.stderr.write(f"hint: {hint}\n")
     return code
+
+
+def _came_from_an_interrupt(error: BaseException | None) -> bool:
+    while error is not None:
+        if isinstance(error, KeyboardInterrupt):
+            return True
+        error = error.__cause__ or error.__context__
+    return False

@@ -7,6 +7,7 @@ import pytest
 
 from ullage import __version__
 from ullage.base.errors import ConfigError, EngineError, ModelFileError, UllageError
+from ullage.cli import commands
 from ullage.cli import main as cli
 
 
@@ -19,7 +20,7 @@ def failing(monkeypatch):
             raise error
 
         command = click.Command("list", callback=fail)
-        monkeypatch.setattr(cli.LateCommands, "get_command", lambda self, ctx, name: command)
+        monkeypatch.setattr(commands.LateCommands, "get_command", lambda self, ctx, name: command)
 
     return make
 
@@ -32,10 +33,10 @@ def test_version(capsys):
 def test_help_names_every_command(capsys):
     assert cli.run(["--help"]) == 0
     shown = capsys.readouterr().out
-    assert all(f"  {name} " in shown for name in cli.COMMANDS)
+    assert all(f"  {name} " in shown for name in commands.COMMANDS)
 
 
-@pytest.mark.parametrize("name", cli.COMMANDS)
+@pytest.mark.parametrize("name", commands.COMMANDS)
 def test_every_command_has_help_with_its_own_first_line(name, capsys):
     assert cli.run([name, "--help"]) == 0
     shown = capsys.readouterr().out
@@ -49,13 +50,27 @@ def test_every_command_has_help_with_its_own_first_line(name, capsys):
         (ModelFileError("truncated"), 2, "error: truncated\n"),
         (UllageError("no network"), 1, "error: no network\n"),
         (EngineError("died"), 1, "error: died\n"),
+        (
+            PermissionError(13, "Permission denied", "/x"),
+            1,
+            "error: [Errno 13] Permission denied: '/x'\nhint: the system",
+        ),
         (KeyboardInterrupt(), 130, "\ninterrupted\n"),
     ],
 )
 def test_an_error_is_a_line_a_hint_and_a_code(failing, capsys, error, code, shown):
     failing(error)
     assert cli.run(["list"]) == code
-    assert capsys.readouterr().err == shown
+    assert capsys.readouterr().err.startswith(shown)
+
+
+@pytest.mark.parametrize("error", [BufferError("in use"), EngineError("ended"), OSError("closed")])
+def test_what_goes_wrong_while_a_command_is_interrupted_is_the_interrupt(failing, capsys, error):
+    error.__context__ = ValueError()
+    error.__context__.__context__ = KeyboardInterrupt()
+    failing(error)
+    assert cli.run(["list"]) == 130
+    assert capsys.readouterr().err == "interrupted\n"
 
 
 def test_our_own_bug_is_told_in_one_line_and_traced_only_on_request(failing, capsys, monkeypatch):
