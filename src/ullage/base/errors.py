@@ -9,8 +9,13 @@
     │   ├── ContextLengthError        prompt + output exceed the model's context
     │   ├── KVCapacityError           the request can never fit in the KV pool
     │   ├── ModelNotFoundError        the request names a model that isn't served
-    │   └── QueueFullError            no room to wait in; try again later
+    │   ├── QueueFullError            no room to wait in; try again later
+    │   ├── UnknownPathError          HTTP: nothing lives at this address
+    │   ├── MethodNotAllowedError     HTTP: something does, but not for this method
+    │   ├── BodyTooLargeError         HTTP: the body exceeds the server's limit
+    │   └── BodyTimeoutError          HTTP: the body did not arrive in time
     └── EngineError               the engine failed; not the caller's fault
+        └── ServerStoppingError       the server is on its way down
 
 The message says what happened; ``hint`` says what to change. What each class becomes over HTTP stands in one
 table, ``ullage.protocol.errors``.
@@ -85,5 +90,39 @@ class QueueFullError(RequestError):
         self.retry_after_seconds = retry_after_seconds
 
 
+class UnknownPathError(RequestError):
+    """Nothing lives at this address."""
+
+
+class MethodNotAllowedError(RequestError):
+    """The address exists, but not for this method.
+
+    :param allow: value of the ``Allow`` header
+    """
+
+    def __init__(self, message: str, *, allow: str) -> None:
+        super().__init__(message)
+        self.allow = allow
+
+
+class BodyTooLargeError(RequestError):
+    """The request body exceeds the server's limit."""
+
+
+class BodyTimeoutError(RequestError):
+    """The request body did not arrive in time."""
+
+
 class EngineError(UllageError):
     """The engine failed while serving; the request itself was fine."""
+
+
+class ServerStoppingError(EngineError):
+    """The server is stopping: it takes no new request, and what still runs may be ended.
+
+    :param retry_after_seconds: when another process may be expected to answer
+    """
+
+    def __init__(self, message: str, *, retry_after_seconds: float) -> None:
+        super().__init__(message)
+        self.retry_after_seconds = retry_after_seconds

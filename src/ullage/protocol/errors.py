@@ -1,16 +1,7 @@
-"""The one table: which error becomes which HTTP answer.
+"""The one table: which error of ``ullage.base.errors`` becomes which HTTP answer.
 
-    UllageError (ullage.base.errors)
-    ├── RequestError
-    │   ├── UnknownPathError          nothing lives at this address
-    │   ├── MethodNotAllowedError     something does, but not for this method
-    │   ├── BodyTooLargeError         the body exceeds the server's limit
-    │   └── BodyTimeoutError          the body did not arrive in time
-    └── EngineError
-        └── ServerStoppingError       the server is on its way down
-
-The errors above can only happen over HTTP, so they live here. Clients of the OpenAI API retry 408, 409, 429 and 5xx
-on their own; ``x-should-retry: false`` tells them that the same request can never succeed.
+Clients of the OpenAI API retry 408, 409, 429 and 5xx on their own; ``x-should-retry: false`` tells them that the same
+request can never succeed.
 """
 
 from __future__ import annotations
@@ -21,49 +12,20 @@ from dataclasses import dataclass, field
 from typing import TypedDict
 
 from ullage.base.errors import (
+    BodyTimeoutError,
+    BodyTooLargeError,
     ContextLengthError,
     EngineError,
     InvalidRequestError,
     KVCapacityError,
+    MethodNotAllowedError,
     ModelNotFoundError,
     QueueFullError,
     RequestError,
+    ServerStoppingError,
     UllageError,
+    UnknownPathError,
 )
-
-
-class UnknownPathError(RequestError):
-    """Nothing lives at this address."""
-
-
-class MethodNotAllowedError(RequestError):
-    """The address exists, but not for this method.
-
-    :param allow: value of the ``Allow`` header
-    """
-
-    def __init__(self, message: str, *, allow: str) -> None:
-        super().__init__(message)
-        self.allow = allow
-
-
-class BodyTooLargeError(RequestError):
-    """The request body exceeds the server's limit."""
-
-
-class BodyTimeoutError(RequestError):
-    """The request body did not arrive in time."""
-
-
-class ServerStoppingError(EngineError):
-    """The server is stopping: it takes no new request, and what still runs may be ended.
-
-    :param retry_after_seconds: when another process may be expected to answer
-    """
-
-    def __init__(self, message: str, *, retry_after_seconds: float) -> None:
-        super().__init__(message)
-        self.retry_after_seconds = retry_after_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +62,10 @@ INTERNAL_ERROR_MESSAGE = "internal error: the server's log has the details under
 
 MAX_MESSAGE_CHARS = 2000
 MAX_PARAM_CHARS = 200
+
+SHORTEST_RETRY_SECONDS = 1.0
+LONGEST_RETRY_SECONDS = 120.0
+"""An estimate outside these bounds is told as the bound: nobody should hammer, nobody should give up for good."""
 
 
 class ErrorDetail(TypedDict):
@@ -142,8 +108,9 @@ def _headers(row: ErrorRow, error: Exception) -> dict[str, str]:
     headers = {"x-should-retry": "false"} if row.never_retry else {}
     if isinstance(error, QueueFullError | ServerStoppingError):
         # The HTTP header counts whole seconds; OpenAI's clients read the finer one first.
-        headers["retry-after"] = str(math.ceil(error.retry_after_seconds))
-        headers["retry-after-ms"] = str(math.ceil(error.retry_after_seconds * 1000))
+        seconds = min(max(SHORTEST_RETRY_SECONDS, error.retry_after_seconds), LONGEST_RETRY_SECONDS)
+        headers["retry-after"] = str(math.ceil(seconds))
+        headers["retry-after-ms"] = str(math.ceil(seconds * 1000))
     if isinstance(error, MethodNotAllowedError):
         headers["allow"] = error.allow
     return headers

@@ -115,7 +115,7 @@ def check_extra_fields(extra: Mapping[str, object]) -> tuple[str, ...]:
             allowed = f"; allowed: {_listed(rule.neutral)}" if rule.neutral else ""
             raise InvalidRequestError(f"{name} is not supported here: {rule.reason}{allowed}", param=name)
     if reported:
-        logger.warning("request fields without effect here: %s", ignored_fields_header(reported))
+        logger.debug("request fields without effect here: %s", ignored_fields_header(reported))
     return tuple(reported)
 
 

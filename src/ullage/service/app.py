@@ -12,9 +12,9 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ullage.base.errors import InvalidRequestError, UllageError
+from ullage.base.errors import InvalidRequestError, MethodNotAllowedError, UllageError, UnknownPathError
 from ullage.engine.client import EngineClient
-from ullage.protocol.errors import MethodNotAllowedError, UnknownPathError, error_reply
+from ullage.protocol.errors import error_reply
 from ullage.protocol.json_text import encode_json
 from ullage.service import health, models
 from ullage.service.chat import create_chat_completion

@@ -13,8 +13,8 @@ from contextlib import nullcontext
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ullage.base.errors import QueueFullError
-from ullage.protocol.errors import ErrorReply, ServerStoppingError, error_reply
+from ullage.base.errors import QueueFullError, ServerStoppingError
+from ullage.protocol.errors import ErrorReply, error_reply
 from ullage.protocol.json_text import encode_json
 from ullage.service.disconnect import ClientLeftError
 from ullage.service.service import Service

@@ -8,8 +8,7 @@ from typing import TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
-from ullage.base.errors import InvalidRequestError
-from ullage.protocol.errors import BodyTimeoutError, BodyTooLargeError
+from ullage.base.errors import BodyTimeoutError, BodyTooLargeError, InvalidRequestError
 from ullage.protocol.fields import check_extra_fields
 from ullage.protocol.generation import GenerationFields
 from ullage.protocol.json_text import parse_json_object, validate

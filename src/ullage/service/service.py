@@ -8,9 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TypeVar
 
-from ullage.base.errors import ModelNotFoundError, QueueFullError
+from ullage.base.errors import ModelNotFoundError, QueueFullError, ServerStoppingError
 from ullage.engine.client import EngineClient
-from ullage.protocol.errors import ServerStoppingError
 from ullage.service.config import ServiceConfig
 from ullage.service.served_model import ServedModel
 from ullage.service.text_limit import TextLimit
@@ -78,7 +77,7 @@ class Service:
             self.cut_off.set_result(None)
 
     def stopping_error(self) -> ServerStoppingError:
-        return ServerStoppingError("the server is stopping", retry_after_seconds=max(1.0, self.config.drain_seconds))
+        return ServerStoppingError("the server is stopping", retry_after_seconds=self.config.drain_seconds)
 
     def check_model(self, name: str) -> None:
         """:raises ModelNotFoundError: this server doesn't serve it"""

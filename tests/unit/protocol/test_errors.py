@@ -1,28 +1,25 @@
 from __future__ import annotations
 
-import inspect
+import re
 
 import pytest
 
 from ullage.base import errors as base_errors
 from ullage.base.errors import (
+    BodyTooLargeError,
     ConfigError,
     ContextLengthError,
     EngineError,
     InvalidRequestError,
     KVCapacityError,
+    MethodNotAllowedError,
     ModelNotFoundError,
     QueueFullError,
-    RequestError,
+    ServerStoppingError,
+    UllageError,
 )
 from ullage.protocol import errors as protocol_errors
-from ullage.protocol.errors import (
-    INTERNAL_ERROR_MESSAGE,
-    BodyTooLargeError,
-    MethodNotAllowedError,
-    ServerStoppingError,
-    error_reply,
-)
+from ullage.protocol.errors import INTERNAL_ERROR_MESSAGE, error_reply
 
 
 @pytest.mark.parametrize(
@@ -80,12 +77,25 @@ def test_long_texts_are_cut():
     assert len(detail["param"] or "") == protocol_errors.MAX_PARAM_CHARS
 
 
-def test_every_error_of_a_request_has_a_row_of_its_own():
-    classes = [
-        cls
-        for module in (base_errors, protocol_errors)
-        for _, cls in inspect.getmembers(module, inspect.isclass)
-        if issubclass(cls, RequestError)
-    ]
+@pytest.mark.parametrize(("seconds", "told"), [(0.0, 1), (0.2, 1), (119.5, 120), (1e300, 120), (float("nan"), 1)])
+def test_a_client_is_told_to_come_back_neither_at_once_nor_never(seconds, told):
+    headers = error_reply(QueueFullError("full", retry_after_seconds=seconds)).headers
+    assert int(headers["retry-after"]) == told
+    assert 1000 <= int(headers["retry-after-ms"]) <= 120_000
+
+
+def subclasses(cls: type[Exception]) -> set[type[Exception]]:
+    return {cls}.union(*map(subclasses, cls.__subclasses__()))
+
+
+def test_every_error_is_in_the_tree_and_in_its_drawing():
+    errors = {cls for cls in subclasses(UllageError) if cls.__module__.startswith("ullage.")}
+    assert {cls.__module__ for cls in errors} == {base_errors.__name__}
+    drawn = re.findall(r"^    [│├└─ ]*(\w+Error)\b", base_errors.__doc__ or "", re.MULTILINE)
+    assert {cls.__name__ for cls in errors} == set(drawn)
+
+
+def test_every_error_a_request_can_meet_has_a_row_of_its_own():
+    classes = {cls for root in (base_errors.RequestError, EngineError) for cls in subclasses(root)}
     assert len(classes) > 8
-    assert set(classes) <= set(protocol_errors.ERROR_TABLE)
+    assert classes <= set(protocol_errors.ERROR_TABLE)

@@ -5,10 +5,9 @@ import asyncio
 import pytest
 from tests.scripted_engine import ScriptedEngine, outputs_for, scripted_model
 
-from ullage.base.errors import EngineError, QueueFullError
+from ullage.base.errors import EngineError, QueueFullError, ServerStoppingError
 from ullage.engine.client import GenerationOutput, GenerationRequest
 from ullage.engine.sampling_params import SamplingParams
-from ullage.protocol.errors import ServerStoppingError
 from ullage.service.config import ServiceConfig
 from ullage.service.generation import Generation
 from ullage.service.service import Service
