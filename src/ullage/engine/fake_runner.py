@@ -113,6 +113,7 @@ class FakeRunner:
             if zlib.crc32(b"end", digest) < self._eos_probability * 2**32:
                 return self._eos_token_id
             avoided.append(self._eos_token_id)
+        assert len({*avoided}) < self.vocab_size, "no token is left"
         token_id = digest % self.vocab_size
         while token_id in avoided:
             token_id = (token_id + 1) % self.vocab_size

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ullage.base.errors import InvalidRequestError
+from ullage.base.errors import EngineError, InvalidRequestError
 from ullage.engine.client import FinishReason, GenerationOutput, GenerationRequest, TokenLogprob
 from ullage.engine.core import EngineCore
 from ullage.engine.detokenizer import Detokenizer
@@ -104,13 +104,14 @@ class TextEngine:
             finish_reason = "stop"
         output = GenerationOutput(
             text=text,
-            token_ids=(token.token_id,),
+            token_ids=() if token.token_id is None else (token.token_id,),
             logprobs=_logprobs_of(token),
             num_prompt_tokens=token.num_prompt_tokens,
             num_cached_tokens=token.num_cached_tokens,
             num_output_tokens=token.num_output_tokens,
             finish_reason=finish_reason,
             stop_reason=token.stop_reason if stop_text is None else stop_text,
+            error=EngineError(token.error) if token.error else None,
         )
         if finish_reason is None:
             request.latest = output
@@ -140,7 +141,7 @@ def _text_of(token: TokenOutput, detokenizer: Detokenizer | None) -> tuple[str, 
     """(the text a token releases, the stop text that ended it). A token that ends the output by itself adds none."""
     if detokenizer is None:
         return "", None
-    if token.finish_reason == "stop":
+    if token.token_id is None or token.finish_reason == "stop":
         return detokenizer.finish(), None
     text = detokenizer.push(token.token_id)
     if detokenizer.stop_hit is None and token.finish_reason is not None:
@@ -149,6 +150,6 @@ def _text_of(token: TokenOutput, detokenizer: Detokenizer | None) -> tuple[str, 
 
 
 def _logprobs_of(token: TokenOutput) -> tuple[TokenLogprob, ...]:
-    if token.logprob is None:
+    if token.token_id is None or token.logprob is None:
         return ()
     return (TokenLogprob(token.token_id, token.logprob, token.top_logprobs),)

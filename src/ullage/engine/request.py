@@ -89,10 +89,11 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class TokenOutput:
-    """What a step gave one request: exactly one new token. The last one, and only it, has a ``finish_reason``."""
+    """What a step gave one request: one new token. The last one, and only it, has a ``finish_reason``."""
 
     request_id: int
-    token_id: int
+    token_id: int | None
+    """None only when ``finish_reason`` is ``error``: the runner could choose none."""
     logprob: float | None
     top_logprobs: tuple[tuple[int, float], ...]
     num_prompt_tokens: int
@@ -101,6 +102,7 @@ class TokenOutput:
     finish_reason: FinishReason | None = None
     stop_reason: int | None = None
     """The stop token id that ended the output; None at the model's own end of sequence."""
+    error: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,9 @@ class ModelRunner(Protocol):
     """What the user is told runs the model, e.g. ``native (avx512)``."""
 
     def execute(self, step: ScheduledStep) -> list[SampledToken]:
-        """Writes keys and values of all scheduled tokens into their blocks; returns a token for each request with
-        ``needs_logits``, in order. Block ``b`` holds tokens ``i * block_size ...`` of a request when ``b`` is entry
-        ``i`` of its block table.
+        """Writes keys and values of all scheduled tokens into their blocks; returns a token (or why there is none) for
+        each request with ``needs_logits``, in order. Block ``b`` holds tokens ``i * block_size ...`` of a request when
+        ``b`` is entry ``i`` of its block table.
 
         :raises EngineError: the step failed; the engine can't go on
         """

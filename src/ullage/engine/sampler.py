@@ -36,14 +36,17 @@ def sample(logits: Logits, requests: Sequence[ScheduledRequest]) -> list[Sampled
 
     :param logits: [rows, vocab]; not changed
     :param requests: the request of each row
-    :raises EngineError: a row holds NaN or infinity, or no token is left to choose; names the request
+    :returns: an answer without a token for a row that holds NaN or infinity, or where no token is left to choose
+    :raises EngineError: an id to bias or to ban is not in the vocabulary
     """
     assert len(logits) == len(requests)
     if all(_is_plain_greedy(request) for request in requests):
-        token_ids = logits.argmax(axis=1)  # NaN counts as the largest, so that the check below sees it
-        for request, best in zip(requests, logits[np.arange(len(logits)), token_ids], strict=True):
-            _check_finite(best, request)
-        return [SampledToken(r.request_id, int(i)) for r, i in zip(requests, token_ids, strict=True)]
+        token_ids = logits.argmax(axis=1)  # NaN counts as the largest, so that it shows
+        best = logits[np.arange(len(logits)), token_ids]
+        return [
+            SampledToken(request.request_id, int(token_id)) if np.isfinite(value) else _no_token(request, value)
+            for request, token_id, value in zip(requests, token_ids, best, strict=True)
+        ]
     return [_sample_row(row, request) for row, request in zip(logits, requests, strict=True)]
 
 
@@ -55,17 +58,16 @@ def _changes_logits(request: ScheduledRequest) -> bool:
     return bool(request.sampling.has_penalties or request.sampling.logit_bias or request.banned_token_ids)
 
 
-def _check_finite(best: np.float32, request: ScheduledRequest) -> None:
-    if not np.isfinite(best):
-        raise EngineError(f"request {request.request_id}: no token can be chosen, the largest logit is {best}")
+def _no_token(request: ScheduledRequest, best: np.float32) -> SampledToken:
+    return SampledToken(request.request_id, None, error=f"no token can be chosen: the largest logit is {best}")
 
 
 def _sample_row(row: Logits, request: ScheduledRequest) -> SampledToken:
     params = request.sampling
-    _check_finite(row.max(), request)
-    adjusted = adjust_logits(row, request) if _changes_logits(request) else row
+    adjusted = adjust_logits(row, request) if np.isfinite(row.max()) and _changes_logits(request) else row
     token_id = int(adjusted.argmax())
-    _check_finite(adjusted[token_id], request)
+    if not np.isfinite(adjusted[token_id]):
+        return _no_token(request, adjusted[token_id])
     if not params.greedy:
         position = request.num_computed_tokens + len(request.token_ids)
         token_ids, weights = keep_likely(adjusted, params)

@@ -8,6 +8,12 @@ from dataclasses import dataclass, field
 
 from ullage.base.errors import InvalidRequestError
 
+MAX_STOP_TEXTS = 16
+MAX_STOP_LENGTH = 1024
+"""Characters of one stop text; each costs time and memory of every request that brings it."""
+MAX_TOKEN_IDS = 1024
+"""Entries of ``logit_bias``, and of ``stop_token_ids``."""
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
@@ -33,45 +39,45 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     """Subtracted per occurrence from logits of tokens in the output. Range -2..2."""
     logit_bias: Mapping[int, float] = field(default_factory=dict)
-    """Added to the logits of these token ids. Each -100..100."""
+    """Added to the logits of these token ids, at most 1,024. Each -100..100."""
     seed: int | None = None
     """None: the engine draws one. Each draw is keyed by (seed, token position): batching can't change it."""
     logprobs: int | None = None
     """None: none. k: log-probability of the chosen token and of the k best (0..20)."""
     stop: tuple[str, ...] = ()
-    """Texts that end the output; they're not part of it."""
+    """Texts that end the output; they're not part of it. At most 16, of at most 1,024 characters each."""
     stop_token_ids: tuple[int, ...] = ()
-    """Tokens that end the output besides the model's own end-of-sequence ids."""
+    """Tokens that end the output besides the model's own end-of-sequence ids. At most 1,024."""
     ignore_eos: bool = False
     """Go on after an end-of-sequence token."""
     min_tokens: int = 0
     """No end-of-sequence or stop token before this many new tokens."""
 
     def __post_init__(self) -> None:
-        self._check_range("max_tokens", self.max_tokens, 1, math.inf)
-        self._check_range("temperature", self.temperature, 0.0, 2.0)
-        self._check_range("top_p", self.top_p, 0.0, 1.0, above_low=True)
-        self._check_range("top_k", self.top_k, 0, math.inf)
-        self._check_range("min_p", self.min_p, 0.0, 1.0)
-        self._check_range("repetition_penalty", self.repetition_penalty, 0.0, 2.0, above_low=True)
-        self._check_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        self._check_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        self._check_range("min_tokens", self.min_tokens, 0, self.max_tokens)
+        _check_number("max_tokens", self.max_tokens, 1, math.inf, whole=True)
+        _check_number("temperature", self.temperature, 0.0, 2.0)
+        _check_number("top_p", self.top_p, 0.0, 1.0, above_low=True)
+        _check_number("top_k", self.top_k, 0, math.inf, whole=True)
+        _check_number("min_p", self.min_p, 0.0, 1.0)
+        _check_number("repetition_penalty", self.repetition_penalty, 0.0, 2.0, above_low=True)
+        _check_number("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _check_number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _check_number("min_tokens", self.min_tokens, 0, self.max_tokens, whole=True)
         if self.logprobs is not None:
-            self._check_range("logprobs", self.logprobs, 0, 20)
+            _check_number("logprobs", self.logprobs, 0, 20, whole=True)
         if self.seed is not None:
-            self._check_range("seed", self.seed, -(2**63), 2**64 - 1)
+            _check_number("seed", self.seed, -(2**63), 2**64 - 1, whole=True)
+        if not isinstance(self.ignore_eos, bool):
+            raise InvalidRequestError(f"ignore_eos must be true or false, got {self.ignore_eos!r}", param="ignore_eos")
+        _check_entries("stop", self.stop, str, MAX_STOP_TEXTS)
+        if not all(1 <= len(text) <= MAX_STOP_LENGTH for text in self.stop):
+            raise InvalidRequestError(f"each stop text must have 1 to {MAX_STOP_LENGTH} characters", param="stop")
+        _check_entries("stop_token_ids", self.stop_token_ids, int, MAX_TOKEN_IDS)
+        if not isinstance(self.logit_bias, Mapping):
+            raise InvalidRequestError("logit_bias must map token ids to numbers", param="logit_bias")
+        _check_entries("logit_bias", tuple(self.logit_bias), int, MAX_TOKEN_IDS)
         for bias in self.logit_bias.values():
-            self._check_range("logit_bias", bias, -100.0, 100.0)
-        if any(not text for text in self.stop):
-            raise InvalidRequestError("stop must not contain an empty text", param="stop")
-
-    @staticmethod
-    def _check_range(name: str, value: float, low: float, high: float, *, above_low: bool = False) -> None:
-        if not (low < value <= high if above_low else low <= value <= high):  # NaN fails too
-            bounds = f"above {low:g}" if above_low else f"at least {low:g}"
-            bounds += f" and at most {high:g}" if high != math.inf else ""
-            raise InvalidRequestError(f"{name} must be {bounds}, got {value!r}", param=name)
+            _check_number("logit_bias", bias, -100.0, 100.0)
 
     @property
     def greedy(self) -> bool:
@@ -80,3 +86,21 @@ class SamplingParams:
     @property
     def has_penalties(self) -> bool:
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+
+def _check_number(
+    name: str, value: object, low: float, high: float, *, whole: bool = False, above_low: bool = False
+) -> None:
+    if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
+        raise InvalidRequestError(f"{name} must be {'an int' if whole else 'a number'}, got {value!r}", param=name)
+    if not (low < value <= high if above_low else low <= value <= high):  # NaN fails too
+        bounds = f"above {low:g}" if above_low else f"at least {low:g}"
+        bounds += f" and at most {high:g}" if high != math.inf else ""
+        raise InvalidRequestError(f"{name} must be {bounds}, got {value!r}", param=name)
+
+
+def _check_entries(name: str, entries: object, kind: type, most: int) -> None:
+    if not isinstance(entries, tuple | list) or not all(type(entry) is kind for entry in entries):
+        raise InvalidRequestError(f"{name} must hold {'ints' if kind is int else 'texts, in a tuple'}", param=name)
+    if len(entries) > most:
+        raise InvalidRequestError(f"{name} may have at most {most} entries, got {len(entries)}", param=name)

@@ -188,8 +188,11 @@ class Scheduler:
 
     def _append(self, request: Request, token: SampledToken) -> TokenOutput:
         assert token.request_id == request.request_id, "the runner answered in another order"
-        request.append(token.token_id)
-        self.counters.num_generated_tokens += 1
+        if token.token_id is None:
+            request.finish_reason = "error"
+        else:
+            request.append(token.token_id)
+            self.counters.num_generated_tokens += 1
         if request.finish_reason is not None:
             self._finish(request)
         return TokenOutput(
@@ -202,6 +205,7 @@ class Scheduler:
             num_output_tokens=request.num_output_tokens,
             finish_reason=request.finish_reason,
             stop_reason=request.stop_reason,
+            error=token.error,
         )
 
     def _finish(self, request: Request) -> None:

@@ -51,8 +51,10 @@ class SampledToken:
     """A runner's answer: one for each scheduled request with ``needs_logits``, in the step's order."""
 
     request_id: int
-    token_id: int
+    token_id: int | None
+    """None: none could be chosen, ``error`` says why; this request ends and the others go on."""
     logprob: float | None = None
     """Natural logarithm of the token's probability before temperature and filters; only when asked for."""
     top_logprobs: tuple[tuple[int, float], ...] = ()
     """The k best (token id, log-probability), best first."""
+    error: str = ""

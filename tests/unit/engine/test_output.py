@@ -96,6 +96,35 @@ def test_abort_releases_the_text_held_back_and_comes_once():
     assert not engine.has_work
 
 
+class SpeechlessRunner(ScriptedRunner):
+    """Finds no token for the third of a request that wants log-probabilities."""
+
+    def execute(self, step: ScheduledStep) -> list[SampledToken]:
+        return [
+            replace(token, token_id=None, error="all are banned")
+            if token.logprob is not None and token.token_id == ord("l")
+            else token
+            for token in super().execute(step)
+        ]
+
+
+def test_a_request_without_a_token_to_choose_ends_with_an_error_and_the_others_go_on():
+    engine = make_engine(SpeechlessRunner)
+    other_id = engine.add_request(GenerationRequest(PROMPT, SamplingParams(max_tokens=5)))
+    failed_id = engine.add_request(GenerationRequest(PROMPT, SamplingParams(max_tokens=5, logprobs=0, stop=("he!",))))
+    outputs = {other_id: [], failed_id: []}
+    while engine.has_work:
+        for request_id, output in engine.step():
+            outputs[request_id].append(output)
+        engine.core.check_integrity()
+    failed = merge_outputs(outputs[failed_id])
+    assert (failed.text, failed.token_ids, failed.num_output_tokens) == ("he", tuple(b"he"), 2)
+    assert (failed.finish_reason, len(failed.logprobs)) == ("error", 2)
+    assert "all are banned" in failed.error.message
+    assert merge_outputs(outputs[other_id]).text == "hello"
+    assert engine.core.scheduler.counters.num_generated_tokens == 7
+
+
 def test_log_probabilities_come_with_their_tokens_when_asked_for():
     output = run(make_engine(), max_tokens=3, logprobs=1)
     assert [(logprob.token_id, logprob.logprob) for logprob in output.logprobs] == [(i, -0.5) for i in b"hel"]

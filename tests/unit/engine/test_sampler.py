@@ -176,16 +176,21 @@ def test_a_repetition_penalty_close_to_zero_stays_finite() -> None:
     "options", [{}, {"temperature": 1.0}, {"logprobs": 1}, {"repetition_penalty": 1.5, "prompt": (1,)}], ids=str
 )
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_a_logit_that_is_not_a_number_names_the_request(options: dict[str, object], bad: float) -> None:
-    logits = np.stack([row(0, 1, 2), row(0, bad, 2)])
-    with pytest.raises(EngineError, match="request 31"):
-        sample(logits, [request(request_id=30, **options), request(request_id=31, **options)])
+def test_a_logit_that_is_not_a_number_leaves_that_request_without_a_token(
+    options: dict[str, object], bad: float
+) -> None:
+    logits = np.stack([row(0, -80, 80), row(0, bad, 2)])
+    good, failed = sample(logits, [request(request_id=30, **options), request(request_id=31, **options)])
+    assert (good.request_id, good.token_id, good.error) == (30, 2, "")
+    assert (failed.request_id, failed.token_id) == (31, None)
+    assert str(bad) in failed.error
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_banning_every_token_is_an_error_that_names_the_request(temperature: float) -> None:
-    with pytest.raises(EngineError, match="request 5"):
-        sample_one(row(1, 2), request(request_id=5, banned=(0, 1), temperature=temperature))
+def test_banning_every_token_leaves_the_request_without_one(temperature: float) -> None:
+    token = sample_one(row(1, 2), request(request_id=5, banned=(0, 1), temperature=temperature))
+    assert (token.request_id, token.token_id) == (5, None)
+    assert "no token can be chosen" in token.error
 
 
 @pytest.mark.parametrize("options", [{"logit_bias": {7: 1.0}}, {"logit_bias": {-1: 1.0}}, {"banned": (7,)}], ids=str)
