@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -20,7 +21,10 @@ from ullage.base.errors import (
     QueueFullError,
 )
 from ullage.engine.client import GenerationOutput
+from ullage.protocol.json_text import parse_json_object
+from ullage.service import request_body
 from ullage.service.config import ServiceConfig
+from ullage.service.request_body import QUICK_BODY_BYTES
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 
@@ -276,3 +280,26 @@ async def test_a_text_far_too_long_is_refused_without_being_tokenized():
         messages = await client.post("/v1/chat/completions", json=fields)
     assert error_of(prompt)["code"] == error_of(messages)["code"] == "context_length_exceeded"
     assert (error_of(prompt)["param"], error_of(messages)["param"]) == ("prompt", "messages")
+
+
+async def test_token_ids_far_too_many_are_refused_before_the_engine_sees_them():
+    engine = ScriptedEngine()
+    async with app_client(engine) as client:
+        response = await client.post("/v1/completions", json={"model": "tiny", "prompt": [[1], [1] * 101]})
+    assert error_of(response)["code"] == "context_length_exceeded"
+    assert engine.requests == []
+
+
+@pytest.mark.parametrize(("num_chars", "on_the_loop"), [(10, True), (QUICK_BODY_BYTES, False)])
+async def test_a_large_body_is_parsed_beside_the_event_loop(monkeypatch, num_chars, on_the_loop):
+    threads = []
+
+    def parse(body: bytes) -> dict[str, object]:
+        threads.append(threading.current_thread())
+        return parse_json_object(body)
+
+    monkeypatch.setattr(request_body, "parse_json_object", parse)
+    async with app_client(ScriptedEngine()) as client:
+        response = await client.post("/v1/chat/completions", json={**CHAT, "user": "x" * num_chars})
+    assert response.status_code == 200
+    assert [thread is threading.current_thread() for thread in threads] == [on_the_loop]

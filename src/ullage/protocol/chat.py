@@ -9,6 +9,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from ullage.base.errors import InvalidRequestError
 from ullage.protocol.generation import MAX_TOKENS_BOUND, ChoiceExtensions, FinishReason, GenerationFields, Usage
 
+MAX_MESSAGES = 4096
+MAX_PARTS = 1024
+"""In one message: parts of its content, and tool calls. The first wrong one is told, not all of them."""
+
 Role = Literal["developer", "system", "user", "assistant", "tool"]
 
 
@@ -19,6 +23,9 @@ class TextPart(BaseModel):
 
 def _as_parts(value: object) -> object:
     return [{"type": "text", "text": value}] if isinstance(value, str) else value
+
+
+Parts = Annotated[list[TextPart], Field(max_length=MAX_PARTS, fail_fast=True), BeforeValidator(_as_parts)]
 
 
 class FunctionCall(BaseModel):
@@ -38,9 +45,9 @@ class Message(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     role: Role
-    content: Annotated[list[TextPart], BeforeValidator(_as_parts)] | None = None
+    content: Parts | None = None
     name: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_PARTS, fail_fast=True)] | None = None
     tool_call_id: str | None = None
 
     @property
@@ -53,7 +60,7 @@ class Message(BaseModel):
 
 
 class ChatCompletionRequest(GenerationFields):
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS_BOUND)] | None = None
     """The newer name of ``max_tokens``; both may be given when they agree."""
     logprobs: bool | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, NotRequired, Self, TypedDict, TypeGuard
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, PlainValidator, model_validator
 from pydantic_core import PydanticCustomError
 
 from ullage.base.errors import InvalidRequestError
@@ -31,7 +31,7 @@ def _is_prompt(value: object) -> TypeGuard[Prompt]:
 
 
 class CompletionRequest(GenerationFields):
-    prompt: Annotated[list[Prompt], BeforeValidator(_as_prompts)]
+    prompt: Annotated[list[Prompt], PlainValidator(_as_prompts)]
     best_of: int | None = None
     """Accepted when equal to ``n``: choosing among more outputs than are returned is not supported."""
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None

@@ -10,6 +10,8 @@ from ullage.base.errors import InvalidRequestError
 
 MAX_NUM_CHOICES = 128
 MAX_TOKENS_BOUND = 2**31 - 1
+MAX_STOP_CHARS = 1024
+MAX_LOGIT_BIASES = 1024
 
 FinishReason = Literal["stop", "length"]
 """All that a finished choice can end with here; anything else is an error, never a made-up reason."""
@@ -19,8 +21,18 @@ def _as_list(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
-StopTexts = Annotated[list[str], BeforeValidator(_as_list), Field(max_length=4)]
+def _as_token_id(key: object) -> int:
+    if isinstance(key, str) and key.isascii() and key.isdecimal() and len(key) < 10:
+        return int(key)
+    raise InvalidRequestError('logit_bias needs token ids as keys, such as {"42": -100}', param="logit_bias")
+
+
+StopText = Annotated[str, Field(max_length=MAX_STOP_CHARS)]
+StopTexts = Annotated[list[StopText], BeforeValidator(_as_list), Field(max_length=4)]
 """One text or up to four. An empty list is the same as none: clients send it."""
+
+BiasedTokenId = Annotated[int, BeforeValidator(_as_token_id)]
+"""JSON's keys are texts."""
 
 
 class StreamOptions(BaseModel):
@@ -49,7 +61,7 @@ class GenerationFields(BaseModel):
     seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Annotated[dict[BiasedTokenId, float], Field(max_length=MAX_LOGIT_BIASES)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 

@@ -15,6 +15,9 @@ Model = TypeVar("Model", bound=BaseModel)
 
 MAX_ERRORS_SHOWN = 3
 
+MAX_JSON_VALUES = 1 << 18
+"""Values in one body. Parsing holds the interpreter, a second for each few million values, and streams stand still."""
+
 
 def encode_json(payload: Mapping[str, object]) -> bytes:
     """Compact UTF-8. NaN and infinity are bugs here, not text."""
@@ -25,10 +28,13 @@ def parse_json_object(body: bytes) -> dict[str, object]:
     """The object in a request body.
 
     Malformed text, NaN, lone surrogates, a byte-order mark, nesting deeper than 200 and numbers longer than 4300
-    digits are all refused.
+    digits are all refused, and so are more than ``MAX_JSON_VALUES`` values. Those are counted by their commas and
+    opening brackets; the few in texts count too, but a text with so many has about as many tokens.
 
     :raises InvalidRequestError: says where the text stops being JSON
     """
+    if sum(map(body.count, (b",", b"[", b"{"))) > MAX_JSON_VALUES:
+        raise InvalidRequestError(f"the body holds more than {MAX_JSON_VALUES} JSON values")
     try:
         value = from_json(body, allow_inf_nan=False)
     except ValueError as error:

@@ -20,7 +20,7 @@ from ullage.protocol.json_text import encode_json
 from ullage.service.disconnect import run_unless_client_leaves
 from ullage.service.event_stream import EventStream
 from ullage.service.generation import Generation
-from ullage.service.sampling import sampling_params
+from ullage.service.sampling import of_choice, sampling_params
 from ullage.service.service import Service
 
 Json = Mapping[str, object]
@@ -90,20 +90,15 @@ class Asked:
 
         :raises InvalidRequestError: a sampling parameter out of range
         """
-        return [
-            GenerationRequest(
-                prompt_token_ids=prompt,
-                sampling=sampling_params(
-                    self.fields,
-                    service.model,
-                    default_max_tokens=self._default_max_tokens(prompt, service.engine.max_request_tokens),
-                    choice=choice,
-                ),
-                cache_salt=self.fields.cache_salt or "",
-            )
-            for prompt in self.prompts
-            for choice in range(self.fields.num_choices)
-        ]
+        requests: list[GenerationRequest] = []
+        for prompt in self.prompts:
+            default_max_tokens = self._default_max_tokens(prompt, service.engine.max_request_tokens)
+            sampling = sampling_params(self.fields, default_max_tokens=default_max_tokens)
+            requests += [
+                GenerationRequest(prompt, of_choice(sampling, choice), self.fields.cache_salt or "")
+                for choice in range(self.fields.num_choices)
+            ]
+        return requests
 
     def _default_max_tokens(self, prompt: tuple[int, ...], max_request_tokens: int) -> int:
         """A default never asks for more than fits; 1 when nothing does, which the engine then refuses with numbers."""

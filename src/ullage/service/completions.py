@@ -16,12 +16,15 @@ from ullage.service.logprobs import CompletionLogprobsWriter
 from ullage.service.request_body import read_fields
 from ullage.service.service import Service
 
+DEFAULT_MAX_TOKENS = 16
+"""The API's own. A chat answer may go on to the end of the context."""
+
 
 async def create_completion(service: Service, request: Request) -> Response:
-    fields, ignored = await read_fields(request, CompletionRequest, service.config)
+    fields, ignored = await read_fields(service, request, CompletionRequest)
     service.check_model(fields.model)
     prompts = await service.off_loop(tokenize_prompts, service, fields)
-    asked = Asked(fields, prompts, service.model.defaults.completion_max_tokens, ignored)
+    asked = Asked(fields, prompts, DEFAULT_MAX_TOKENS, ignored)
     return await answer(service, request, asked, CompletionWriter(service, fields, prompts))
 
 
@@ -36,7 +39,10 @@ def tokenize_prompts(service: Service, fields: CompletionRequest) -> list[tuple[
     for prompt in fields.prompt:
         if isinstance(prompt, str):
             service.text_limit.check(len(prompt), "prompt")
-        prompts.append(tuple(encode(prompt) if isinstance(prompt, str) else prompt))
+            prompts.append(tuple(encode(prompt)))
+        else:
+            service.text_limit.check_num_tokens(len(prompt), "prompt")
+            prompts.append(tuple(prompt))
     return prompts
 
 

@@ -14,18 +14,29 @@ from ullage.protocol.generation import GenerationFields
 from ullage.protocol.json_text import parse_json_object, validate
 from ullage.service.config import ServiceConfig
 from ullage.service.disconnect import ClientLeftError
+from ullage.service.service import Service
 
 Fields = TypeVar("Fields", bound=GenerationFields)
 
+QUICK_BODY_BYTES = 1 << 16
+"""A body up to this size is parsed in less time than it takes to hand it to a thread and back."""
 
-async def read_fields(request: Request, model: type[Fields], config: ServiceConfig) -> tuple[Fields, tuple[str, ...]]:
+
+async def read_fields(service: Service, request: Request, model: type[Fields]) -> tuple[Fields, tuple[str, ...]]:
     """The request, and the names of fields that had no effect.
 
     :raises InvalidRequestError: not JSON, or a field is missing, malformed or not supported
     :raises BodyTooLargeError: refused before the rest is read
     """
     _check_content_type(request.headers)
-    fields = validate(model, parse_json_object(await _read_body(request, config)))
+    body = await _read_body(request, service.config)
+    if len(body) <= QUICK_BODY_BYTES:
+        return _parse(model, body)
+    return await service.off_loop(_parse, model, body)
+
+
+def _parse(model: type[Fields], body: bytes) -> tuple[Fields, tuple[str, ...]]:
+    fields = validate(model, parse_json_object(body))
     return fields, check_extra_fields(fields.extra_fields())
 
 

@@ -1,9 +1,9 @@
-"""Refuses a text that is far too long before it is tokenized, which would take seconds."""
+"""Refuses a prompt that is far too long before it is tokenized or copied, which would take seconds."""
 
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from ullage.base.errors import ContextLengthError
 
@@ -24,18 +24,22 @@ class TextLimit:
         self._tokenizer = tokenizer
         self._max_tokens = max_tokens
 
+    def check_num_tokens(self, num_tokens: int, param: str) -> None:
+        """:raises ContextLengthError: more tokens than the context holds"""
+        if num_tokens > self._max_tokens:
+            self._refuse(f"{num_tokens} tokens", param)
+
     def check(self, num_chars: int, param: str) -> None:
         """:raises ContextLengthError: however it is tokenized, the text can't fit"""
         if num_chars <= self._max_tokens * CHEAP_CHARS_PER_TOKEN:
             return
         at_least = -(-num_chars // self._longest_token_bytes)
         if at_least > self._max_tokens:
-            raise ContextLengthError(
-                f"{num_chars} characters are at least {at_least} tokens, "
-                f"but the context limit is {self._max_tokens} tokens",
-                param=param,
-                hint="shorten the prompt",
-            )
+            self._refuse(f"{num_chars} characters are at least {at_least} tokens", param)
+
+    def _refuse(self, asked: str, param: str) -> NoReturn:
+        message = f"{asked}, but the context limit is {self._max_tokens} tokens"
+        raise ContextLengthError(message, param=param, hint="shorten the prompt")
 
     @cached_property
     def _longest_token_bytes(self) -> int:

@@ -50,6 +50,11 @@ def completion(**fields: object) -> CompletionRequest:
         ("presence_penalty", "1"),
         ("cache_salt", ""),
         ("stop_token_ids", [1.0]),
+        ("stop", ["x" * 1025]),
+        ("stop", "x" * 1025),
+        ("logit_bias", dict.fromkeys(map(str, range(1025)), 1)),
+        ("logit_bias", {"x": 1}),
+        ("messages", [{"role": "user", "content": "hi"}] * 4097),
     ],
 )
 def test_a_wrong_type_or_range_names_the_field(field, value):
@@ -70,6 +75,8 @@ def test_a_wrong_type_or_range_names_the_field(field, value):
         ({"role": "user", "content": [{"type": "text"}]}, "messages[0].content[0].text"),
         ({"role": "tool", "content": "4"}, "messages[0].tool_call_id"),
         ({"role": "assistant", "content": None, "tool_calls": []}, "messages[0].content"),
+        ({"role": "user", "content": [{"type": "text", "text": ""}] * 1025}, "messages[0].content"),
+        ({"role": "user", "content": [1] * 1000}, "messages[0].content[0]"),
         ({"role": "assistant", "tool_calls": [{"id": 1}]}, "messages[0].tool_calls[0].id"),
     ],
 )
@@ -124,6 +131,12 @@ def test_unknown_fields_are_kept_with_their_path():
         "stream_options.continuous_usage_stats": True,
         "messages[].mood": "good",
     }
+
+
+def test_what_is_bounded_may_reach_its_bound():
+    biases = {str(token_id): 1.0 for token_id in range(1024)}
+    fields = chat(stop="x" * 1024, logit_bias=biases, messages=[{"role": "user", "content": ""}] * 4096)
+    assert fields.logit_bias == dict.fromkeys(range(1024), 1.0)
 
 
 @pytest.mark.parametrize("stop", [None, []])

@@ -1,34 +1,24 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.scripted_engine import scripted_model
 
 from ullage.base.errors import InvalidRequestError
 from ullage.engine.sampling_params import SamplingParams
 from ullage.protocol.chat import ChatCompletionRequest
 from ullage.protocol.json_text import validate
-from ullage.service.sampling import sampling_params
-from ullage.service.served_model import GenerationDefaults
+from ullage.service.sampling import of_choice, sampling_params
 
 
-def params(choice: int = 0, defaults: GenerationDefaults | None = None, **fields: Any) -> SamplingParams:
+def params(**fields: Any) -> SamplingParams:
     messages = [{"role": "user", "content": "hi"}]
     request = validate(ChatCompletionRequest, {"model": "tiny", "messages": messages, **fields})
-    model = replace(scripted_model(), defaults=defaults or GenerationDefaults())
-    return sampling_params(request, model, default_max_tokens=50, choice=choice)
+    return sampling_params(request, default_max_tokens=50)
 
 
 def test_an_empty_request_gets_the_api_defaults():
     assert params() == SamplingParams(max_tokens=50)
-
-
-def test_the_models_own_defaults_hold_until_a_request_says_otherwise():
-    defaults = GenerationDefaults(temperature=0.6, top_k=20)
-    assert params(defaults=defaults).temperature == 0.6
-    assert params(defaults=defaults, temperature=0, top_k=0) == SamplingParams(max_tokens=50, temperature=0.0)
 
 
 def test_all_fields_arrive():
@@ -78,8 +68,13 @@ def test_top_k_of_minus_one_is_all_tokens():
 
 
 def test_each_choice_has_a_seed_of_its_own():
-    assert [params(choice, seed=7).seed for choice in range(3)] == [7, 8, 9]
-    assert params(127, seed=2**63 - 1).seed == 2**63 + 126
+    assert [of_choice(params(seed=7), choice).seed for choice in range(3)] == [7, 8, 9]
+    assert of_choice(params(seed=2**63 - 1), 127).seed == 2**63 + 126
+
+
+def test_choices_without_a_seed_share_their_parameters():
+    sampling = params(logit_bias={"5": 1})
+    assert of_choice(sampling, 1) is sampling
 
 
 def test_logprobs_without_top_logprobs_are_those_of_the_chosen_token():
