@@ -78,6 +78,53 @@ def test_chat_answers_one_message_from_a_pipe(model, environment):
     assert ullage(environment, "chat", model, "--runner", "numpy").returncode == 2
 
 
+INTERRUPT_AT = """
+import os, signal, sys
+moment = sys.argv.pop(1)
+def watch(frame, event, argument):
+    if event == "call" and f"{frame.f_globals.get('__name__')}:{frame.f_code.co_qualname}" == moment:
+        sys.setprofile(None)
+        os.kill(os.getpid(), signal.SIGINT)
+sys.setprofile(watch)
+from ullage.cli.main import main
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("moment", "arguments"),
+    [
+        ("click:<module>", ["generate", "MODEL", "--prompt", "hello", "--max-tokens", "5"]),
+        ("ullage.cli.generate:<module>", ["generate", "MODEL", "--prompt", "hello", "--max-tokens", "5"]),
+        (
+            "ullage.models.mapped_file:MappedFile._decode_into",
+            ["generate", "MODEL", "--prompt", "hello", "--max-tokens", "5"],
+        ),
+        ("ullage.models.mapped_file:_all_finite", ["chat", "MODEL"]),
+        ("ullage.engine.embedded:EmbeddedEngine.__init__", ["bench", "MODEL"]),
+        ("ullage.engine.llm:LLM._run", ["generate", "MODEL", "--prompt", "hello", "--max-tokens", "5"]),
+        ("ullage.engine.llm:_checked", ["generate", "MODEL", "--prompt", "hello", "--max-tokens", "5"]),
+        ("ullage.cli.bench:measure", ["bench", "MODEL"]),
+        ("ullage.engine.llm:LLM.close", ["generate", "MODEL", "--prompt", "hello", "--max-tokens", "5"]),
+        ("ullage.models.mapped_file:_all_finite", ["serve", "MODEL", "--port", "0"]),
+        ("ullage.cli.serve:_introduce", ["serve", "MODEL", "--port", "0"]),
+        ("ullage.service.server:serve", ["serve", "MODEL", "--port", "0"]),
+        ("ullage.models.store:pull", ["pull", "smollm2"]),
+        ("ullage.models.package_download:_still_running", ["pull", "smollm2"]),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value[0],
+)
+def test_an_interrupt_at_any_moment_ends_without_a_traceback(model, environment, moment, arguments):
+    given = [argument.replace("MODEL", model) for argument in arguments]
+    runner = [] if arguments[0] == "pull" else ["--runner", "numpy"]
+    command = [sys.executable, "-c", INTERRUPT_AT, moment, *given, *runner]
+    done = subprocess.run(command, env=environment, input="hello", capture_output=True, text=True, timeout=WAIT_SECONDS)
+    # 130 to a shell, either way: Python ends by the signal itself where it has passed through code that it compiled
+    assert done.returncode in (130, -signal.SIGINT), done.stderr
+    assert done.stderr.strip().splitlines()[-1] == "interrupted"
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "shown"),
     [
@@ -87,6 +134,11 @@ def test_chat_answers_one_message_from_a_pipe(model, environment):
         (["serve", "MODEL", "--runner", "numpy", "--port", "0", "--kv-memory", "900TiB"], "would fit: lower kv_memory"),
         (["serve", "MODEL", "--config", "CONFIG"], "hint: did you mean max_model_len?"),
         (["generate", "MODEL", "--prompt", "x", "--temperature", "3"], "error: temperature must be"),
+        (
+            ["generate", "MODEL", "--prompt", "x", "--temperature", "nan"],
+            "error: --temperature must be a finite number",
+        ),
+        (["serve", "MODEL", "--served-model-name", ","], "gives the model an empty name"),
     ],
 )
 def test_a_persons_mistake_is_told_with_a_hint_and_code_2(model, environment, tmp_path, arguments, shown):
@@ -96,6 +148,14 @@ def test_a_persons_mistake_is_told_with_a_hint_and_code_2(model, environment, tm
     assert done.returncode == 2
     assert shown in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [["pull", "smollm2"], ["list"], ["serve", "smollm2"], ["demo"]])
+@pytest.mark.parametrize("home", ["/dev/null/x", "/proc/nowhere", "~nobody-of-this-name"])
+def test_a_store_that_cannot_be_used_is_told(environment, home, arguments):
+    done = ullage(environment | {"ULLAGE_HOME": home}, *arguments)
+    assert done.returncode == (0 if arguments == ["list"] and "~" not in home else 2)
+    assert "bug" not in done.stderr
 
 
 def test_a_damaged_model_file_is_told(environment, tmp_path):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Sequence
 
 
@@ -23,6 +24,7 @@ def run(arguments: Sequence[str]) -> int:
     try:
         return _run(arguments)
     except KeyboardInterrupt:
+        warnings.simplefilter("ignore")  # of coroutines that now never run
         sys.stderr.write("interrupted\n")
         return 130
 
