@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from ullage.engine.numpy_runner import NumpyRunner
 from ullage.engine.runner import ModelRunner
 from ullage.engine.sampling_params import SamplingParams
 from ullage.engine.step import SampledToken, ScheduledRequest, ScheduledStep
-from ullage.kernels.layout import native_memory, numpy_memory
+from ullage.kernels.layout import WeightType, native_memory, numpy_memory
 from ullage.models.model_file import ModelFile
 from ullage.models.open_model import open_model
 from ullage.plan.ledger import MemoryLedger
@@ -43,13 +44,15 @@ def build_numpy_runner(model: ModelFile, num_blocks: int, max_num_seqs: int) -> 
     return runner
 
 
-def build_native_runner(model: ModelFile, num_blocks: int, max_num_seqs: int) -> ModelRunner:
+def build_native_runner(
+    model: ModelFile, num_blocks: int, max_num_seqs: int, weight_type: WeightType = "bf16"
+) -> ModelRunner:
     planned = native_memory(
         model.spec,
         num_blocks,
         BLOCK_SIZE,
         max_num_seqs,
-        weight_type="bf16",
+        weight_type=weight_type,
         max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS,
         num_threads=2,
     )
@@ -61,7 +64,7 @@ def build_native_runner(model: ModelFile, num_blocks: int, max_num_seqs: int) ->
         block_size=BLOCK_SIZE,
         max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS,
         max_num_seqs=max_num_seqs,
-        weight_type="bf16",
+        weight_type=weight_type,
         num_threads=2,
     )
     ledger.check_complete()
@@ -83,7 +86,10 @@ class RunnerCase:
 
 RUNNERS = {
     "numpy": RunnerCase(build_numpy_runner, close_call=0.0, mean_error=0.01, max_error=0.01),
-    "native": RunnerCase(build_native_runner, close_call=0.15, mean_error=0.1, max_error=0.5),
+    "native bf16": RunnerCase(build_native_runner, close_call=0.15, mean_error=0.02, max_error=0.5),
+    "native int8": RunnerCase(
+        partial(build_native_runner, weight_type="int8"), close_call=0.15, mean_error=0.04, max_error=2.0
+    ),
 }
 
 

@@ -18,6 +18,7 @@ WEIGHT_TYPES: tuple[WeightType, ...] = ("bf16", "int8")
 
 PANEL_OUTPUTS = 16
 TILE_OUTPUTS = 32
+GROUP_TERMS = 32  # of int8 weights share a scale
 KV_ELEMENT_BYTES = 2  # bf16
 ATTENTION_ROWS = 12  # kMaxAttentionRows in native/decoder.h
 SPAN_TOKENS = 256  # kSpanTokens
@@ -98,8 +99,8 @@ def check_runnable(spec: ModelSpec, block_size: int) -> None:
 
 
 def matrix_bytes(outputs: int, k: int, weight_type: WeightType) -> int:
-    """Bytes of a packed matrix; int8 adds one float32 scale per output."""
-    return outputs * k * 2 if weight_type == "bf16" else outputs * k + outputs * 4
+    """Bytes of a packed matrix; int8 adds one float32 scale per output and group of 32 k."""
+    return outputs * k * 2 if weight_type == "bf16" else outputs * k + outputs * -(-k // GROUP_TERMS) * 4
 
 
 def weight_layout(spec: ModelSpec, weight_type: WeightType) -> WeightLayout:
@@ -188,8 +189,6 @@ def workspace_layout(spec: ModelSpec, max_num_tokens: int, num_threads: int) -> 
         "attention": rows * spec.q_size * 4,
         "gated": rows * spec.intermediate_size * 4,
         "activations": rows * max_k * 4,
-        "row_scales": rows * 4,
-        "row_sums": rows * 8,
         "rope": ropes * rows * spec.head_size * 4,
         "per_thread": num_threads * thread_bytes,
     }

@@ -134,7 +134,7 @@ def _num_blocks(request: PlanRequest, max_model_len: int, block_bytes: int) -> i
 
 def _formulas(spec: ModelSpec, request: PlanRequest, num_blocks: int) -> dict[str, str]:
     native = request.runner == "native"
-    scales = " and a scale per output" if request.weight_type == "int8" else ""
+    scales = " with a scale per 32 weights" if request.weight_type == "int8" else ""
     weights = f"matrices in {request.weight_type}{scales}, norms in float32" if native else "every tensor in float32"
     return {
         "weights": weights + ("; the embedding is also the output matrix" if spec.tied_embeddings else ""),

@@ -10,14 +10,18 @@
 
 namespace ullage {
 
-// A matrix y = W x is stored in *panels* of 16 outputs, so that one 64-byte vector holds one k step of a panel:
+// A matrix y = W x is stored in *panels* of 16 outputs, so that one 64-byte vector holds one k step of a panel. Two panels
+// are a tile:
 //
-//   bf16:  panel[k / 2][16 outputs][2]   two consecutive k of each output
-//   int8:  panel[k / 4][16 outputs][4]   four consecutive k, stored as w + 128  (so that it is the unsigned operand)
+//   bf16:  panel[k / 2][16 outputs][2]   two consecutive k of each output; one panel after the other
+//   int8:  panel[k / 4][16 outputs][4]   four consecutive k, as w / scale + 128 (so that it is the unsigned operand);
+//          cut into groups of 32 k with scales of their own: [left panel][right panel][32 float scales], group by group
 //
 // Keys and values live in the KV pool in the same bf16 panels: keys with tokens as outputs and head_size as k, values with
 // head_size as outputs and tokens as k. One multiplication routine then serves weights, scores and the weighted sum.
 constexpr int kPanel = 16;
+constexpr int kGroup = 32;         // k of int8 weights that share a scale; the last group of a row may be half as long
+constexpr int num_groups(int k) { return (k + kGroup - 1) / kGroup; }
 constexpr int kTile = 2 * kPanel;  // outputs computed together; the outputs of a matrix are padded to whole tiles
 
 constexpr int kMaxAttentionRows = 12;  // query rows that one item of attention works on at most
@@ -27,14 +31,17 @@ enum class WeightType : int32_t { bf16 = 0, int8 = 1 };
 enum class Activation : int32_t { silu = 0, gelu_tanh = 1 };
 
 struct Matrix {
-  const uint8_t* panels = nullptr;
-  const float* scales = nullptr;  // int8: one per (padded) output
+  const uint8_t* tiles = nullptr;
   WeightType type = WeightType::bf16;
   int outputs = 0;  // padded
   int k = 0;        // a multiple of 16
 
-  size_t panel_bytes() const { return static_cast<size_t>(k) * kPanel * (type == WeightType::bf16 ? 2 : 1); }
-  int tiles() const { return outputs / kTile; }
+  int num_tiles() const { return outputs / kTile; }
+  size_t tile_bytes() const {
+    return type == WeightType::bf16 ? sizeof(uint16_t) * kTile * k
+                                    : static_cast<size_t>(kTile) * k + sizeof(float) * kTile * num_groups(k);
+  }
+  const uint8_t* tile(int i) const { return tiles + tile_bytes() * i; }
 };
 
 struct Layer {
@@ -84,8 +91,6 @@ struct Workspace {
   float* attention = nullptr;    // [rows][q_size]
   float* gated = nullptr;        // [rows][intermediate]
   uint8_t* activations = nullptr;  // [rows][4 * max k]      what a matrix product reads, in the kernel's own format
-  float* row_scales = nullptr;   // [rows]                   int8: scale of a row's activations
-  int32_t* row_sums = nullptr;   // [rows][2]                int8: 128 * sum of hi and of lo
   float* rope = nullptr;         // [num ropes][rows][head_size]   cos, then sin
   uint8_t* per_thread = nullptr;  // [threads][attention_scratch_bytes]
   float* logits = nullptr;       // [sequences][ld_vocab]

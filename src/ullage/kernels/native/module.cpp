@@ -39,7 +39,7 @@ uint8_t* at(const Bytes& arena, size_t offset, size_t num_bytes) {
 
 int whole_tiles(int outputs) { return (outputs + kTile - 1) / kTile * kTile; }
 
-constexpr int kMaxTerms = 65536;  // sums of int8 products stay below 2^31
+constexpr int kMaxTerms = 65536;
 
 WeightType weight_type_of(const std::string& name) {
   if (name == "bf16") return WeightType::bf16;
@@ -53,10 +53,7 @@ Matrix matrix_at(const Bytes& arena, size_t offset, int outputs, int k, const st
   m.type = weight_type_of(type);
   m.outputs = outputs;
   m.k = k;
-  const size_t panels = m.panel_bytes() * (outputs / kPanel);
-  const size_t scales = m.type == WeightType::int8 ? sizeof(float) * outputs : 0;
-  m.panels = at(arena, offset, panels + scales);
-  m.scales = scales ? reinterpret_cast<const float*>(m.panels + panels) : nullptr;
+  m.tiles = at(arena, offset, m.tile_bytes() * m.num_tiles());
   return m;
 }
 
@@ -155,8 +152,6 @@ class NativeDecoder {
     w.attention = floats("attention", s.q_size());
     w.gated = floats("gated", s.intermediate);
     w.activations = rows("activations", std::max({s.hidden, s.q_size(), s.intermediate}));
-    w.row_scales = floats("row_scales", 1);
-    w.row_sums = reinterpret_cast<int32_t*>(rows("row_sums", 2));
     w.rope = floats("rope", d_.num_ropes * s.head_size);
     w.per_thread = piece("per_thread", s.attention_scratch_bytes() * d_.num_threads);
     max_rows_ = max_rows;
@@ -175,9 +170,9 @@ class NativeDecoder {
  private:
   bool complete() const {
     const auto has_all = [](const Layer& l) {
-      return l.qkv.panels && l.o.panels && l.gate_up.panels && l.down.panels && l.attn_norm && l.ffn_norm;
+      return l.qkv.tiles && l.o.tiles && l.gate_up.tiles && l.down.tiles && l.attn_norm && l.ffn_norm;
     };
-    return d_.embed.panels && d_.lm_head.panels && d_.final_norm && d_.num_ropes > 0 &&
+    return d_.embed.tiles && d_.lm_head.tiles && d_.final_norm && d_.num_ropes > 0 &&
            std::all_of(layers_.begin(), layers_.end(), has_all);
   }
 
@@ -229,7 +224,7 @@ void pack(Bytes arena, size_t offset, int outputs, int k, const std::string& typ
   require(num_rows == 0 || (first_output >= 0 && group_stride >= kPanel && placement.output_of(num_rows - 1) < outputs),
           "rows don't fit the matrix");
   nb::gil_scoped_release release;
-  pack_rows(rows.data(), num_rows, k, placement, m.type, const_cast<uint8_t*>(m.panels), const_cast<float*>(m.scales));
+  pack_rows(rows.data(), num_rows, placement, m, const_cast<uint8_t*>(m.tiles));
 }
 
 std::vector<std::string> isas() {

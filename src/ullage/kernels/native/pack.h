@@ -14,7 +14,7 @@ struct Placement {
   int output_of(int row) const { return first_output + row / kPanel * group_stride + row % kPanel; }
 };
 
-// bf16 rounds to nearest even; int8 is symmetric per output: w = scale * (q - 128), scale = max|w| / 127.
-void pack_rows(const float* rows, int num_rows, int k, Placement placement, WeightType type, uint8_t* panels, float* scales);
+// bf16 rounds to nearest even; int8 is symmetric in each group: w = scale * (q - 128), scale = max|w| / 127.
+void pack_rows(const float* rows, int num_rows, Placement placement, const Matrix& matrix, uint8_t* tiles);
 
 }  // namespace ullage

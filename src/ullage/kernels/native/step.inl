@@ -32,30 +32,36 @@ ULLAGE_INLINE void rms_norm(const float* x, const float* weight, int n, float ep
 ULLAGE_INLINE void pack_row(const Decoder& d, const Matrix& w, const float* x, int row) {
   uint8_t* to = d.work.activations + 4 * static_cast<size_t>(w.k) * row;
   if (w.type == WeightType::int8) {
-    pack_row_int8(x, w.k, to, d.work.row_scales + row, d.work.row_sums + 2 * row);
+    pack_row_int8(x, w.k, to);
   } else {
     pack_row_bf16(x, w.k, to);
   }
 }
 
 ULLAGE_INLINE Rows packed_rows(const Decoder& d, const Matrix& w) {
-  return {d.work.activations, 4 * static_cast<size_t>(w.k), d.work.row_scales, d.work.row_sums};
+  return {d.work.activations, 4 * static_cast<size_t>(w.k)};
 }
 
-// Row of the embedding matrix, read out of its panels.
+// Row of the embedding matrix, read out of its tile.
 ULLAGE_INLINE void embed_token(const Decoder& d, int token, float* x) {
   const Matrix& m = d.embed;
-  const uint8_t* panel = m.panels + static_cast<size_t>(token / kPanel) * m.panel_bytes();
+  const uint8_t* tile = m.tile(token / kTile);
   const int column = token % kPanel;
-  const float scale = d.shape.embedding_scale * (m.type == WeightType::int8 ? m.scales[token] : 1.0f);
-  for (int k = 0; k < d.shape.hidden; ++k) {
+  const bool right = token % kTile >= kPanel;
+  for (int k = 0; k < m.k; ++k) {
     float value;
     if (m.type == WeightType::bf16) {
-      value = from_bf16(reinterpret_cast<const uint16_t*>(panel)[(k / 2 * kPanel + column) * 2 + k % 2]);
+      const uint16_t* panel = reinterpret_cast<const uint16_t*>(tile) + (right ? static_cast<size_t>(kPanel) * m.k : 0);
+      value = from_bf16(panel[(k / 2 * kPanel + column) * 2 + k % 2]);
     } else {
-      value = static_cast<float>(panel[(k / 4 * kPanel + column) * 4 + k % 4]) - 128.0f;
+      const int start = k / kGroup * kGroup, i = k - start;
+      const int size = m.k - start < kGroup ? m.k - start : kGroup;
+      const uint8_t* group = tile + start / kGroup * (kTile * (kGroup + sizeof(float)));
+      const float* scales = reinterpret_cast<const float*>(group + kTile * size);
+      const uint8_t* panel = group + (right ? kPanel * size : 0);
+      value = (static_cast<float>(panel[(i / 4 * kPanel + column) * 4 + i % 4]) - 128.0f) * scales[token % kTile];
     }
-    x[k] = value * scale;
+    x[k] = value * d.shape.embedding_scale;
   }
 }
 
@@ -138,7 +144,7 @@ ULLAGE_INLINE void store_tile(float* row, const Vec* values) {
 }
 
 ULLAGE_INLINE void product(const Decoder& d, const Matrix& w, int num_rows, float* out, size_t ld, int thread) {
-  const Share tiles = share_of(w.tiles(), d.num_threads, thread);
+  const Share tiles = share_of(w.num_tiles(), d.num_threads, thread);
   multiply_tiles(w, packed_rows(d, w), num_rows, tiles.begin, tiles.end,
                  [&](int row, int tile, const Vec* values) __attribute__((always_inline)) {
                    store_tile(out + row * ld + static_cast<size_t>(tile) * kTile, values);
@@ -147,7 +153,7 @@ ULLAGE_INLINE void product(const Decoder& d, const Matrix& w, int num_rows, floa
 
 // silu(gate) * up, or gelu(gate) * up: a tile holds 16 gates and the ups that go with them.
 ULLAGE_INLINE void gated_product(const Decoder& d, const Matrix& w, int num_rows, size_t ld, int thread) {
-  const Share tiles = share_of(w.tiles(), d.num_threads, thread);
+  const Share tiles = share_of(w.num_tiles(), d.num_threads, thread);
   const bool silu = d.shape.activation == Activation::silu;
   multiply_tiles(w, packed_rows(d, w), num_rows, tiles.begin, tiles.end,
                  [&](int row, int tile, const Vec* values) __attribute__((always_inline)) {
