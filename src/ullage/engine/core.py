@@ -1,8 +1,11 @@
 """The engine, in tokens. The page to read first.
 
+Three classes lie around each other: ``EngineCore`` here knows tokens; ``TextEngine`` in ``output.py`` makes text of
+them; ``EmbeddedEngine`` in ``embedded.py`` gives both a thread, takes requests in and refuses those that can't be.
+
 ``step`` is all of it: the scheduler says what to run, the runner runs it, the scheduler takes the result in. What they
 say to each other stands in ``step.py``; who runs when, in ``scheduler.py``; where keys and values lie, in
-``kv_cache.py``. ``output.py`` makes text of the tokens.
+``kv_cache.py``.
 """
 
 from __future__ import annotations
@@ -10,7 +13,6 @@ from __future__ import annotations
 import random
 from collections.abc import Collection, Sequence
 
-from ullage.base.errors import QueueFullError
 from ullage.engine.kv_cache import KVCacheConfig, KVCacheManager
 from ullage.engine.request import Request, RequestLimits, TokenOutput
 from ullage.engine.runner import ModelRunner
@@ -59,15 +61,10 @@ class EngineCore:
         return self.scheduler.update(step, sampled)
 
     def add_request(self, prompt_token_ids: Sequence[int], sampling: SamplingParams, *, cache_salt: str = "") -> int:
-        """Accepts a request or refuses it at once.
+        """Takes a request in. It must have passed ``limits.check``, and how many wait is the caller's to bound.
 
         :return: the request's id, greater than all before
-        :raises RequestError: it can never be served, or (``QueueFullError``) not before another one ends
         """
-        self.limits.check(prompt_token_ids, sampling)
-        max_requests = self.scheduler.config.max_requests
-        if self.num_requests >= max_requests:  # who drives the steps knows best when to retry: after the next ones
-            raise QueueFullError(f"{max_requests} requests are waiting or running already", retry_after_seconds=0.0)
         request = Request(
             request_id=self._num_accepted,
             token_ids=list(prompt_token_ids),
@@ -84,11 +81,6 @@ class EngineCore:
     def abort(self, request_id: int) -> bool:
         """Ends a request now: its blocks are free, no output follows. False when it had ended already."""
         return self.scheduler.abort(request_id)
-
-    @property
-    def num_requests(self) -> int:
-        """Waiting and running."""
-        return len(self.scheduler.requests)
 
     @property
     def has_work(self) -> bool:

@@ -1,4 +1,5 @@
-"""From tokens to text: what an ``EngineCore`` generates, as the outputs that its users see.
+"""From tokens to text: what an ``EngineCore`` generates, as the outputs that its users see. ``EmbeddedEngine`` gives
+both a thread of their own.
 
 Stop texts are found here, where the text is; the core is then told to end the request, and not one more token is run.
 """
@@ -29,6 +30,7 @@ class TextEngine:
     """An ``EngineCore`` with text. Belongs to one thread, as the core does::
 
         engine = TextEngine(core, tokenizer)
+        engine.check(request)
         request_id = engine.add_request(request)
         while engine.has_work:
             for request_id, output in engine.step():
@@ -65,11 +67,10 @@ class TextEngine:
             )
 
     def add_request(self, request: GenerationRequest) -> int:
-        """Accepts a request, or refuses it at once, as ``EngineCore.add_request`` does.
+        """Takes in a request that passed ``check``.
 
         :return: the request's id
         """
-        self.check(request)
         request_id = self.core.add_request(request.prompt_token_ids, request.sampling, cache_salt=request.cache_salt)
         self._open[request_id] = OpenRequest(self._detokenizer_for(request), nothing_yet(request))
         return request_id

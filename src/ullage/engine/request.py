@@ -121,10 +121,10 @@ class RequestLimits:
         """:raises RequestError: the request could never be served; says which number is in the way"""
         if not prompt_token_ids:
             raise InvalidRequestError("the prompt is empty", param="prompt", hint="send at least one token")
+        self._check_length(len(prompt_token_ids), sampling.max_tokens)  # before anything that takes longer for more
         self._check_vocabulary("prompt", prompt_token_ids)
         self._check_vocabulary("logit_bias", sampling.logit_bias.keys())
         self._check_vocabulary("stop_token_ids", sampling.stop_token_ids)
-        self._check_length(len(prompt_token_ids), sampling.max_tokens)
 
     def _check_length(self, num_prompt_tokens: int, max_tokens: int) -> None:
         num_tokens = num_prompt_tokens + max_tokens
@@ -146,7 +146,7 @@ class RequestLimits:
 
     def _check_vocabulary(self, param: str, token_ids: Iterable[int]) -> None:
         for token_id in token_ids:
-            if not 0 <= token_id < self.vocab_size:
+            if type(token_id) is not int or not 0 <= token_id < self.vocab_size:
                 raise InvalidRequestError(
-                    f"{param} has token id {token_id}, but ids go from 0 to {self.vocab_size - 1}", param=param
+                    f"{param} has token id {token_id!r}, but ids are ints from 0 to {self.vocab_size - 1}", param=param
                 )

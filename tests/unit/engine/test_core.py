@@ -3,7 +3,6 @@ from __future__ import annotations
 import pytest
 from tests.fake_engine import EOS_TOKEN_ID, expected_tokens, make_core, run
 
-from ullage.base.errors import ContextLengthError, InvalidRequestError, KVCapacityError, QueueFullError
 from ullage.engine.core import EngineCore
 from ullage.engine.fake_runner import FakeRunner
 from ullage.engine.sampling_params import SamplingParams
@@ -66,32 +65,6 @@ def test_end_of_sequence_ends_unless_ignored():
     assert (outputs[ends][-1].finish_reason, outputs[ends][-1].stop_reason) == ("stop", None)
     assert [output.token_id == EOS_TOKEN_ID for output in outputs[later]] == [False, False, True]
     assert [output.token_id for output in outputs[ignores]] == [EOS_TOKEN_ID] * 5
-
-
-def test_requests_that_can_not_be_served_are_refused_and_leave_no_trace():
-    core = make_core(num_blocks=4, block_size=4, max_model_len=20)
-    for prompt, max_tokens, error in (
-        ([], 1, InvalidRequestError),
-        ([-1], 1, InvalidRequestError),
-        ([1], 20, ContextLengthError),
-        ([1], 16, KVCapacityError),
-    ):
-        with pytest.raises(error):
-            core.add_request(prompt, SamplingParams(max_tokens=max_tokens))
-    assert not core.has_work
-    core.add_request([1], SamplingParams(max_tokens=15))
-    assert len(run(core)[0]) == 15
-
-
-def test_a_full_queue_refuses_until_somebody_ends():
-    core = make_core(max_num_seqs=1, max_waiting_requests=2)
-    first = core.add_request([1], SamplingParams(max_tokens=1))
-    for _ in range(2):
-        core.add_request([1], SamplingParams(max_tokens=1))
-    with pytest.raises(QueueFullError, match="3 requests"):
-        core.add_request([1], SamplingParams())
-    core.abort(first)
-    core.add_request([1], SamplingParams(max_tokens=1))
 
 
 class SeedReader(FakeRunner):

@@ -40,8 +40,9 @@ def make_engine(runner_class: type[FakeRunner] = ScriptedRunner) -> TextEngine:
 
 def run(engine: TextEngine, **sampling: object) -> GenerationOutput:
     """All outputs of one request, as one."""
-    params = SamplingParams(**{"max_tokens": 40, **sampling})
-    request_id = engine.add_request(GenerationRequest(PROMPT, params))
+    request = GenerationRequest(PROMPT, SamplingParams(**{"max_tokens": 40, **sampling}))
+    engine.check(request)
+    request_id = engine.add_request(request)
     outputs = []
     while engine.has_work:
         for output_id, output in engine.step():

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import pytest
 from tests.fake_engine import EOS_TOKEN_ID, make_core
 
-from ullage.base.errors import ContextLengthError, KVCapacityError, QueueFullError
+from ullage.base.errors import ContextLengthError, KVCapacityError
 from ullage.engine.core import EngineCore
 from ullage.engine.fake_runner import FakeRunner
 from ullage.engine.request import TokenOutput
@@ -70,7 +70,6 @@ class Trace:
             max_model_len=self.random.choice([20, 80, 80]),
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_seqs + self.random.choice([0, 1, 5, 20, 100]),
-            max_waiting_requests=self.random.randint(1, 10),
             enable_prefix_caching=self.random.random() < 0.85,
             eos_probability=self.random.choice([0.0, 0.0, 0.1]),
             seed=self.random.getrandbits(20),
@@ -89,13 +88,13 @@ class Trace:
             ignore_eos=self.random.random() < 0.2,
             stop_token_ids=self.random.choice([(), (), (), (7, 8, 9, 10, 11)]),
         )
+        salt = self.random.choice(["", "", "salted"])
         try:
-            request_id = self.core.add_request(
-                prompt or [5], sampling, cache_salt=self.random.choice(["", "", "salted"])
-            )
-        except (QueueFullError, ContextLengthError, KVCapacityError) as error:
+            self.core.limits.check(prompt or [5], sampling)
+        except (ContextLengthError, KVCapacityError) as error:
             self.happened[type(error).__name__] += 1
         else:
+            request_id = self.core.add_request(prompt or [5], sampling, cache_salt=salt)
             self.asked[request_id] = Asked(prompt or [5], sampling)
 
     def _maybe_abort(self) -> None:
@@ -178,5 +177,5 @@ def test_a_thousand_random_traces():
         happened += trace.happened
     for what in ("length", "stop", "abort", "preemption", "prefix hit"):
         assert happened[what] > 300, happened
-    for refused in ("QueueFullError", "ContextLengthError", "KVCapacityError"):
+    for refused in ("ContextLengthError", "KVCapacityError"):
         assert happened[refused] > 100, happened

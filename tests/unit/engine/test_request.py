@@ -58,7 +58,7 @@ def test_an_empty_prompt_is_refused():
     assert caught.value.param == "prompt"
 
 
-@pytest.mark.parametrize("token_id", [-1, 50])
+@pytest.mark.parametrize("token_id", [-1, 50, 10**9])
 def test_token_ids_outside_the_vocabulary_are_refused(token_id):
     for prompt, sampling, param in (
         ([1, token_id], SamplingParams(), "prompt"),
@@ -84,3 +84,26 @@ def test_more_than_the_context_is_refused_with_the_numbers():
 def test_more_than_the_pool_is_refused_with_the_numbers():
     with pytest.raises(KVCapacityError, match=r"= 81 need 6 KV blocks, but the pool has 5: at most 80 tokens"):
         LIMITS.check([1] * 76, SamplingParams(max_tokens=5))
+
+
+class CountedTokens(list[int]):
+    """Tells whether anybody looked at the tokens themselves."""
+
+    num_scans = 0
+
+    def __iter__(self):
+        self.num_scans += 1
+        return super().__iter__()
+
+
+def test_a_prompt_far_too_long_is_refused_by_its_length_alone():
+    prompt = CountedTokens([-1] * 100)
+    with pytest.raises(ContextLengthError):
+        LIMITS.check(prompt, SamplingParams())
+    assert prompt.num_scans == 0
+
+
+@pytest.mark.parametrize("token_id", [1.0, 1.5, "1", True])
+def test_token_ids_must_be_ints(token_id):
+    with pytest.raises(InvalidRequestError, match="ids are ints from 0 to 49"):
+        LIMITS.check([token_id], SamplingParams())
