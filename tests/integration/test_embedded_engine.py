@@ -13,6 +13,7 @@ from tests.fake_engine import expected_tokens, make_core
 from tests.scripted_engine import ByteTokenizer
 
 from ullage.base.errors import ContextLengthError, EngineError, KVCapacityError, QueueFullError
+from ullage.engine import embedded
 from ullage.engine.client import GenerationOutput, GenerationRequest, OutputStream
 from ullage.engine.core import EngineCore
 from ullage.engine.embedded import EmbeddedEngine
@@ -186,6 +187,20 @@ async def test_the_queue_is_full_exactly_when_it_is_full():
         assert [len(tokens_of(outputs)) for outputs in await asyncio.gather(*map(collect, streams))] == [2] * 5
 
 
+class CountedPrompt(tuple[int, ...]):
+    num_scans = 0
+
+    def __iter__(self):
+        CountedPrompt.num_scans += 1
+        return super().__iter__()
+
+
+async def test_a_prompt_is_checked_once_and_copied_once():
+    async with running(make_core()) as engine:
+        await collect(engine.submit(GenerationRequest(CountedPrompt((1, 2, 3)), SamplingParams(max_tokens=2))))
+    assert CountedPrompt.num_scans <= 2
+
+
 async def test_a_slow_reader_finds_everything_in_one_output():
     core = make_core()
     async with running(core) as engine:
@@ -232,6 +247,63 @@ async def test_stopping_ends_what_runs_and_what_waits_with_an_abort():
     assert engine.status().detail == "stopped"
     with pytest.raises(EngineError, match="isn't running"):
         engine.submit(request([1]))
+
+
+class HungRunner(FakeRunner):
+    released = threading.Event()
+
+    def execute(self, step: ScheduledStep) -> list[SampledToken]:
+        assert self.released.wait(timeout=DEADLINE_SECONDS)
+        return super().execute(step)
+
+
+async def test_stopping_leaves_a_step_behind_that_hangs(monkeypatch, caplog):
+    monkeypatch.setattr(embedded, "STOP_SECONDS", 0.05)
+    core = make_core(runner_class=HungRunner)
+    engine = EmbeddedEngine(core, ByteTokenizer())
+    await engine.start()
+    stream = engine.submit(request([1], 40))
+    await until(lambda: bool(core.scheduler.running))
+    async with asyncio.timeout(DEADLINE_SECONDS / 2):
+        await engine.stop()
+    assert "a step hangs" in caplog.text
+    assert not core.runner.closed
+    HungRunner.released.set()  # what it may say now comes too late
+    await asyncio.to_thread(engine._thread.join, DEADLINE_SECONDS)
+    await asyncio.sleep(0)
+    assert [output.finish_reason for output in await collect(stream)] == ["abort"]
+    await engine.stop()
+    assert core.runner.closed
+
+
+async def test_a_refused_client_is_told_to_wait_as_long_as_answers_took_lately():
+    core = make_core(max_num_seqs=1, max_waiting_requests=1, max_model_len=100_000, num_blocks=30_000)
+    async with running(core) as engine:
+        assert engine.max_requests == 2
+        for num_tokens in (30, 50):
+            await collect(engine.submit(request([1], num_tokens)))
+        engine._step_seconds = 0.5
+        streams = [engine.submit(request([1], 90_000)) for _ in range(2)]
+        with pytest.raises(QueueFullError) as caught:
+            engine.submit(request([1], 2))
+        assert caught.value.retry_after_seconds == 32 * 0.5
+        for step_seconds, expected in ((1e-9, 1.0), (9.0, 60.0)):
+            engine._step_seconds = step_seconds
+            assert engine._seconds_to_next_end() == expected
+        for stream in streams:
+            await stream.aclose()
+
+
+async def test_a_second_reader_at_the_same_time_is_an_error_and_the_first_goes_on():
+    core = make_core(runner_class=GatedRunner)
+    async with running(core) as engine:
+        stream = engine.submit(request([1], 3))
+        first = asyncio.ensure_future(collect(stream))
+        await asyncio.sleep(0)
+        with pytest.raises(RuntimeError, match="one reader"):
+            await anext(stream)
+        core.runner.allow(3)
+        assert len(tokens_of(await first)) == 3
 
 
 async def test_stopping_releases_the_text_held_back():

@@ -94,6 +94,8 @@ class EngineClient(ABC):
     """Prompt + output tokens of one request at most."""
     max_request_tokens: int
     """The same by what can run: ``max_model_len``, or fewer where the whole KV pool holds fewer."""
+    max_requests: int
+    """Requests it takes at one time, running and waiting: more at once can never be accepted together."""
 
     @abstractmethod
     async def start(self) -> None:
@@ -101,7 +103,9 @@ class EngineClient(ABC):
 
     @abstractmethod
     async def stop(self) -> None:
-        """Ends what still runs with a final ``abort`` event, then frees everything. Idempotent."""
+        """Ends what still runs with a final ``abort`` event, then frees everything. Idempotent. Returns in any case:
+        a step that hangs is left behind, with the memory it uses.
+        """
 
     @abstractmethod
     def submit(self, request: GenerationRequest) -> OutputStream:

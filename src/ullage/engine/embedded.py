@@ -1,4 +1,4 @@
-"""A whole engine in this process: the core on a thread of its own, its users on the event loop.
+"""A whole engine in this process: ``EngineCore`` and ``TextEngine`` on a thread of their own, users on the event loop.
 
 ::
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import queue
 import threading
 import time
@@ -32,6 +33,10 @@ logger = logging.getLogger(__name__)
 
 UNMEASURED_STEP_SECONDS = 0.1
 """What a step is taken to last before the first one is over."""
+RETRY_SECONDS = (1.0, 60.0)
+"""The least and the most that a refused client is told to wait."""
+STOP_SECONDS = 5.0
+"""How long ``stop`` waits for the step that runs; one that takes longer hangs."""
 
 
 class Mailbox:
@@ -45,6 +50,7 @@ class Mailbox:
         """The reader has gone, and the engine thread was told."""
         self._pending: list[GenerationOutput] = []
         self._arrived = asyncio.Event()
+        self._being_read = False
 
     def put(self, output: GenerationOutput) -> None:
         self.latest = output
@@ -54,7 +60,13 @@ class Mailbox:
 
     async def take(self) -> GenerationOutput:
         """All that has come since the last time, as one output."""
-        await self._arrived.wait()
+        if self._being_read:
+            raise RuntimeError("the stream is being read already: it has one reader")  # as an async generator says it
+        self._being_read = True
+        try:
+            await self._arrived.wait()
+        finally:
+            self._being_read = False
         self._arrived.clear()
         pending, self._pending = self._pending, []
         return merge_outputs(pending)
@@ -120,7 +132,7 @@ class EmbeddedEngine(EngineClient):
         self.max_request_tokens = min(self.max_model_len, pool_tokens)
         self._core = core
         self._engine = TextEngine(core, tokenizer)
-        self._max_requests = core.scheduler.config.max_requests
+        self.max_requests = core.scheduler.config.max_requests
         # Not queue.Queue: a stream may be collected, and so put its Abort, in the middle of another put.
         self._inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="ullage-engine", daemon=True)
@@ -128,6 +140,7 @@ class EmbeddedEngine(EngineClient):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._mailboxes: set[Mailbox] = set()
         self._stopping = self._closed = False
+        self._usual_num_outputs = 0.0
         # Of the engine thread:
         self._owners: dict[int, Mailbox] = {}
         self._request_ids: dict[Mailbox, int] = {}
@@ -151,8 +164,11 @@ class EmbeddedEngine(EngineClient):
             self._stopping = True
             self._inbox.put(Stop())
         if self._thread.is_alive():
-            await asyncio.to_thread(self._thread.join)
-        if not self._closed:
+            await asyncio.to_thread(self._thread.join, STOP_SECONDS)
+        if self._thread.is_alive():  # it is a daemon, the process can end without it
+            logger.error("a step hangs: gave up after %g s; the engine's memory isn't freed", STOP_SECONDS)
+            self._end_all()
+        elif not self._closed:
             self._closed = True
             self._core.close()
 
@@ -162,9 +178,9 @@ class EmbeddedEngine(EngineClient):
         if self._loop is None or self._stopping:
             raise EngineError("the engine isn't running")
         self._engine.check(request)
-        if len(self._mailboxes) >= self._max_requests:
+        if len(self._mailboxes) >= self.max_requests:
             raise QueueFullError(
-                f"{self._max_requests} requests are waiting or running already",
+                f"{self.max_requests} requests are waiting or running already",
                 retry_after_seconds=self._seconds_to_next_end(),
             )
         mailbox = Mailbox(request)
@@ -198,15 +214,21 @@ class EmbeddedEngine(EngineClient):
             self._inbox.put(Abort(mailbox))
 
     def _seconds_to_next_end(self) -> float:
-        """When, at the latest, the first of the running requests will have all its tokens."""
-        num_steps = min(m.request.sampling.max_tokens - m.latest.num_output_tokens for m in self._mailboxes)
-        return max(num_steps, 1) * (self._step_seconds or UNMEASURED_STEP_SECONDS)
+        """When the first of the running requests should have all its tokens, going by how many they had lately."""
+        usual = self._usual_num_outputs or math.inf
+        num_steps = min(min(m.request.sampling.max_tokens, usual) - m.latest.num_output_tokens for m in self._mailboxes)
+        seconds = num_steps * (self._step_seconds or UNMEASURED_STEP_SECONDS)
+        return min(max(seconds, RETRY_SECONDS[0]), RETRY_SECONDS[1])
 
     def _deliver(self, events: list[tuple[Mailbox, GenerationOutput]]) -> None:
         for mailbox, output in events:
+            if mailbox not in self._mailboxes:  # ended when ``stop`` gave up
+                continue
             mailbox.put(output)
             if output.finish_reason is not None:
                 self._mailboxes.discard(mailbox)
+            if output.finish_reason in ("stop", "length"):
+                self._usual_num_outputs = _averaged(self._usual_num_outputs, output.num_output_tokens)
 
     def _end_all(self) -> None:
         """The engine thread has ended: so do all requests that haven't yet."""
@@ -257,8 +279,7 @@ class EmbeddedEngine(EngineClient):
         for request_id, output in self._engine.step():
             self._add_event(request_id, output)
         self._last_step_at = time.monotonic()
-        seconds = self._last_step_at - began
-        self._step_seconds += (seconds - self._step_seconds) * (0.1 if self._step_seconds else 1.0)
+        self._step_seconds = _averaged(self._step_seconds, self._last_step_at - began)
 
     def _abort(self, request_id: int) -> None:
         output = self._engine.abort(request_id)
@@ -280,3 +301,8 @@ class EmbeddedEngine(EngineClient):
         assert self._loop is not None
         with contextlib.suppress(RuntimeError):  # the loop was closed: nobody is left to tell
             self._loop.call_soon_threadsafe(callback)
+
+
+def _averaged(average: float, value: float) -> float:
+    """A moving average, moved on; 0 before the first value."""
+    return average + (value - average) * (0.1 if average else 1.0)
