@@ -26,28 +26,40 @@ def plan_table(plan: Plan) -> Table:
 
 
 def ledger_table(accounts: Mapping[str, Mapping[str, int]], resident_bytes: int) -> Table:
-    """The accounts of ``GET /v1/ledger`` beside what the system says that the process holds.
+    """The accounts of ``GET /v1/ledger``: what was planned, and what the ledger handed out. The last line is measured.
 
-    :param resident_bytes: physical memory of the server's process
+    :param resident_bytes: physical memory of the server's process, by the system's count
     """
-    table = _table("Memory, planned and measured", "planned, bytes")
-    table.add_column("measured, bytes", justify="right")
-    measured_total = 0
-    for name, account in accounts.items():
-        if name == "headroom":
-            continue
-        planned, measured = account["planned_bytes"], account["allocated_bytes"]
-        measured_total += measured
-        table.add_row(name, f"{planned:,}", format_bytes(planned), f"{measured:,}" if measured else "")
+    table = _table("Memory, planned and taken", "planned, bytes")
+    table.add_column("allocated, bytes", justify="right")
+    used = {name: account for name, account in accounts.items() if name != "headroom"}
+    for name, account in used.items():
+        planned, allocated = account["planned_bytes"], account["allocated_bytes"]
+        table.add_row(name, f"{planned:,}", format_bytes(planned), f"{allocated:,}")
     table.add_section()
-    planned_total = sum(account["planned_bytes"] for name, account in accounts.items() if name != "headroom")
-    table.add_row("total", f"{planned_total:,}", format_bytes(planned_total), f"{measured_total:,}")
+    planned = sum(account["planned_bytes"] for account in used.values())
+    allocated = sum(account["allocated_bytes"] for account in used.values())
+    table.add_row("total", f"{planned:,}", format_bytes(planned), f"{allocated:,}")
     table.add_row("resident now", "", format_bytes(resident_bytes), f"{resident_bytes:,}")
+    table.caption = _in_a_sentence(used, planned, resident_bytes)
     return table
 
 
+def _in_a_sentence(accounts: Mapping[str, Mapping[str, int]], planned: int, resident_bytes: int) -> str:
+    off = [
+        name
+        for name, account in accounts.items()
+        if name != "runtime" and account["planned_bytes"] != account["allocated_bytes"]
+    ]
+    kept = f"not allocated as planned: {', '.join(off)}" if off else "allocated as planned, to the byte"
+    percent = 100 * (resident_bytes / planned - 1)
+    return (
+        f"{kept} (runtime is measured); resident is {abs(percent):.1f} % {'above' if percent > 0 else 'below'} the plan"
+    )
+
+
 def _table(title: str, figure: str) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold")
+    table = Table(title=title, title_justify="left", title_style="bold", caption_justify="left")
     table.add_column("account")
     table.add_column(figure, justify="right")
     table.add_column("", justify="right")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -11,6 +12,7 @@ import pytest
 
 from ullage.base.errors import UllageError
 from ullage.cli.demo import Timing, ask, curl_line, show_memory
+from ullage.cli.memory_tables import ledger_table
 
 LEDGER = {
     "weights": {"planned_bytes": 1000, "allocated_bytes": 1000},
@@ -89,14 +91,25 @@ def test_a_stream_that_breaks_off_or_fails_is_not_taken_for_an_answer(server):
         ask(server.server_port, "?")
 
 
-def test_the_memory_table_sums_planned_and_measured(server, capsys):
-    import os
-
+def test_the_memory_table_sets_the_plan_beside_what_was_allocated_and_what_is_resident(server, capsys):
     show_memory(server.server_port, os.getpid())
     shown = capsys.readouterr().out
     assert "1,000" in shown
     assert "headroom" not in shown
     assert "resident now" in shown
+    assert "allocated as planned, to the byte" in shown
+
+
+def test_one_sentence_says_what_the_memory_table_means():
+    accounts = {
+        "weights": {"planned_bytes": 800, "allocated_bytes": 800},
+        "runtime": {"planned_bytes": 200, "allocated_bytes": 190},
+    }
+    said = str(ledger_table(accounts, 1012).caption)
+    assert said == "allocated as planned, to the byte (runtime is measured); resident is 1.2 % above the plan"
+    accounts["weights"]["allocated_bytes"] = 799
+    said = str(ledger_table(accounts, 900).caption)
+    assert said == "not allocated as planned: weights (runtime is measured); resident is 10.0 % below the plan"
 
 
 def test_the_curl_line_can_be_pasted():
