@@ -5,7 +5,8 @@ at a time for a long prompt, one token at a time after that. A prefix hit, and t
 begin elsewhere. In one step:
 
 1. Each running request, the oldest first, runs at least one token: nobody who holds blocks ever stands still. Tokens
-   left over in the step go to prompts. A request that needs a block when none is free takes those of the newest, which
+   left over in the step go to prompts, half of them to each in its turn; what is left in the end, to the newest of
+   them that can use it. A request that needs a block when none is free takes those of the newest, which
    goes back to the front of the queue and is computed again later, its output kept. So the oldest always gets on, and
    in the end everyone.
 2. Waiting requests are admitted in the order they came, with blocks for all tokens they have: a prefill once begun
@@ -101,27 +102,27 @@ class Scheduler:
 
     def schedule(self) -> ScheduledStep:
         """What to run next; empty only when there is nothing to do."""
-        scheduled: list[ScheduledRequest] = []
+        num_tokens: dict[Request, int] = {}
         spare = self._step_budget() - len(self.running)  # one token is set aside for each
-        num_prompts = self._num_prompts()
         num_preemptions = self.counters.num_preemptions
 
         for request in self.running:  # preemption only takes from the end, where this loop hasn't been
             if not self._make_room_for(request):
                 break
-            num_prompts -= request.num_pending_tokens > 1
-            num_tokens = self._chunk(request, spare + 1, others_wait=num_prompts > 0)
-            spare -= num_tokens - 1
-            scheduled.append(_scheduled(request, num_tokens))
+            num_tokens[request] = _chunk(request, spare + 1)
+            spare -= num_tokens[request] - 1
 
         while spare > 0 and num_preemptions == self.counters.num_preemptions and self._admit_next():
             request = self.running[-1]
-            num_prompts -= 1
-            num_tokens = self._chunk(request, spare, others_wait=num_prompts > 0)
-            spare -= num_tokens
-            scheduled.append(_scheduled(request, num_tokens))
+            num_tokens[request] = _chunk(request, spare)
+            spare -= num_tokens[request]
 
-        return ScheduledStep(tuple(scheduled))
+        for request in reversed(num_tokens):  # what nobody took
+            num_more = min(spare, request.num_pending_tokens - num_tokens[request])
+            num_tokens[request] += num_more
+            spare -= num_more
+
+        return ScheduledStep(tuple(_scheduled(request, count) for request, count in num_tokens.items()))
 
     def update(self, step: ScheduledStep, sampled: Sequence[SampledToken]) -> list[TokenOutput]:
         """Takes in what a step computed. Requests aborted meanwhile are passed over."""
@@ -143,18 +144,6 @@ class Scheduler:
     def _step_budget(self) -> int:
         """Tokens to run in this step, at least ``max_num_seqs``. The seam for a budget measured in time."""
         return self.config.max_num_batched_tokens
-
-    def _num_prompts(self) -> int:
-        """Requests that could use more than one token in this step."""
-        num_seats = self.config.max_num_seqs - len(self.running)
-        return sum(request.num_pending_tokens > 1 for request in self.running) + min(num_seats, len(self.waiting))
-
-    def _chunk(self, request: Request, num_available: int, *, others_wait: bool) -> int:
-        """How many tokens of a request to run now. While other prompts wait behind it, a long one leaves them half, so
-        that a short one gets past.
-        """
-        share = -(-num_available // 2) if others_wait else num_available
-        return min(request.num_pending_tokens, share)
 
     def _make_room_for(self, request: Request) -> bool:
         """Preempts the newest until the request has the block it needs; False when that was the request itself."""
@@ -220,6 +209,13 @@ class Scheduler:
     def _count_prompt_tokens(self, scheduled: ScheduledRequest) -> None:
         num_left = scheduled.num_prompt_tokens - scheduled.num_computed_tokens
         self.counters.num_prompt_tokens += max(0, min(num_left, len(scheduled.token_ids)))
+
+
+def _chunk(request: Request, num_available: int) -> int:
+    """How many tokens of a request to run at first: a long prompt leaves half to those behind it, so that a short one
+    gets past.
+    """
+    return min(request.num_pending_tokens, -(-num_available // 2))
 
 
 def _scheduled(request: Request, num_tokens: int) -> ScheduledRequest:

@@ -79,8 +79,23 @@ def test_a_short_prompt_gets_past_a_long_one():
     scheduler = make_scheduler()
     add(scheduler, 0, 100)
     add(scheduler, 1, 5)
-    assert run_step(scheduler) == [(0, 0, 10), (1, 0, 5)]
-    assert run_step(scheduler) == [(0, 10, 19), (1, 5, 1)]  # nobody else waits: the long one has the rest
+    assert run_step(scheduler) == [(0, 0, 15), (1, 0, 5)]
+    assert run_step(scheduler) == [(0, 15, 19), (1, 5, 1)]  # nobody else waits: the long one has the rest
+
+
+def test_three_long_prompts_share_a_step_and_leave_nothing_of_it():
+    scheduler = make_scheduler()
+    for request_id in range(3):
+        add(scheduler, request_id, 100)
+    assert run_step(scheduler) == [(0, 0, 10), (1, 0, 5), (2, 0, 5)]
+
+
+@pytest.mark.parametrize("num_waiting", [1, 2])
+def test_a_long_prompt_runs_at_full_speed_beside_those_that_can_not_be_admitted(num_waiting):
+    scheduler = make_scheduler(num_blocks=30)
+    for request_id in range(1 + num_waiting):
+        add(scheduler, request_id, 100)
+    assert [run_step(scheduler) for _ in range(5)] == [[(0, start, 20)] for start in range(0, 100, 20)]
 
 
 def test_no_more_than_max_num_seqs_run_first_come_first_served():
