@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ullage.base.config import setting
-from ullage.base.errors import ConfigError
+from ullage.base.errors import ConfigError, ModelFileError
 
 if TYPE_CHECKING:
     from ullage.engine.client import EngineClient
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from ullage.models.spec import ModelSpec
     from ullage.models.tokenizer import Tokenizer
     from ullage.plan.ledger import MemoryLedger
-    from ullage.plan.memory import Plan
+    from ullage.plan.memory import Plan, PlanRequest
+
+DEFAULT_WEIGHT_TYPE: Literal["bf16"] = "bf16"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,9 @@ class EngineOptions:
         in_bytes=True,
     )
     enable_prefix_caching: bool = setting(True, "Reuse the keys and values of equal prompt beginnings.")
-    weight_type: Literal["bf16", "int8"] = setting("bf16", "How the native runner holds matrices in memory.")
+    weight_type: Literal["bf16", "int8"] = setting(
+        DEFAULT_WEIGHT_TYPE, "How the native runner holds matrices in memory."
+    )
     runner: Literal["auto", "native", "numpy"] = setting(
         "auto", "What runs the model; auto is native where the kernels were compiled, else the slow numpy reference."
     )
@@ -85,18 +89,20 @@ def build_engine(model_path: Path, options: EngineOptions) -> BuiltEngine:
     from ullage.plan.machine import resident_bytes
 
     runner_kind, warning = choose_runner(options.runner)
+    plan_request = make_plan_request(options, runner_kind)
     model = open_model(model_path)
     try:
         tokenizer = model.tokenizer()
+        check_tokenizer(model_path, tokenizer, model.spec)
         source = model.chat_template()
         chat_template = None if source is None else ChatTemplate(source, tokenizer)
-        plan = plan_engine(model.spec, options, runner_kind)
+        plan = plan_engine(model.spec, plan_request)
         scheduler_config = SchedulerConfig(
             plan.max_model_len, options.max_num_seqs, options.max_num_batched_tokens, options.max_waiting_requests
         )
         kv_config = KVCacheConfig(plan.num_blocks, plan.block_size, plan.token_bytes, options.enable_prefix_caching)
         ledger = MemoryLedger(plan.planned_bytes())
-        runner = _build_runner(runner_kind, model, ledger, plan, options)
+        runner = _build_runner(model, ledger, plan, plan_request)
         ledger.check_complete()
     finally:
         model.close()
@@ -136,16 +142,25 @@ def choose_runner(wanted: Literal["auto", "native", "numpy"]) -> tuple[Literal["
     return "numpy", f"THE SLOW NUMPY REFERENCE RUNS THIS MODEL: the native kernels can't be used ({reason})"
 
 
-def plan_engine(spec: ModelSpec, options: EngineOptions, runner_kind: Literal["native", "numpy"]) -> Plan:
-    """The plan for this process on this machine, as they are now.
+def make_plan_request(options: EngineOptions, runner_kind: Literal["native", "numpy"]) -> PlanRequest:
+    """What the options ask for, with what they leave to the machine.
 
-    :raises ConfigError: an option that this model can't honour
-    :raises PlanError: more memory than there is
+    :raises ConfigError: an option that the numpy runner can't honour
     """
-    from ullage.plan.machine import available_memory_bytes, num_cores, resident_bytes
-    from ullage.plan.memory import PlanRequest, make_plan
+    from ullage.plan.machine import num_cores
+    from ullage.plan.memory import PlanRequest
 
-    request = PlanRequest(
+    if runner_kind == "numpy":
+        native_only = {
+            "weight_type": options.weight_type != DEFAULT_WEIGHT_TYPE,
+            "threads": options.threads is not None,
+        }
+        for name in (name for name, given in native_only.items() if given):
+            raise ConfigError(
+                f"{name} is {getattr(options, name)}, but the numpy runner has only float32 weights and no threads",
+                hint=f"leave {name} out, or use the native runner",
+            )
+    return PlanRequest(
         runner=runner_kind,
         weight_type=options.weight_type,
         block_size=options.block_size,
@@ -155,15 +170,39 @@ def plan_engine(spec: ModelSpec, options: EngineOptions, runner_kind: Literal["n
         kv_memory_bytes=options.kv_memory,
         num_threads=options.threads or num_cores(),
     )
+
+
+def check_tokenizer(path: Path, tokenizer: Tokenizer, spec: ModelSpec) -> None:
+    """:raises ModelFileError: texts could become tokens, or an output end with one, that the model has no row for"""
+    num_tokens = tokenizer.vocab_size
+    # No text becomes a control token. Gemma 3's folders name one for images, right behind the rows of the text model.
+    while num_tokens > spec.vocab_size and tokenizer.is_control(num_tokens - 1):
+        num_tokens -= 1
+    if num_tokens > spec.vocab_size:
+        raise ModelFileError(
+            f"{path}: the tokenizer has {num_tokens} tokens, but the model only {spec.vocab_size} rows"
+        )
+    for token_id in tokenizer.eos_token_ids:
+        if token_id >= spec.vocab_size:
+            raise ModelFileError(
+                f"{path}: end-of-sequence token {token_id} isn't among the model's {spec.vocab_size} tokens"
+            )
+
+
+def plan_engine(spec: ModelSpec, request: PlanRequest) -> Plan:
+    """The plan for this process on this machine, as they are now.
+
+    :raises ConfigError: an option that this model can't honour
+    :raises PlanError: more memory than there is
+    """
+    from ullage.plan.machine import available_memory_bytes, resident_bytes
+    from ullage.plan.memory import make_plan
+
     return make_plan(spec, request, available_bytes=available_memory_bytes(), runtime_bytes=resident_bytes())
 
 
-def _build_runner(
-    kind: Literal["native", "numpy"], model: ModelFile, ledger: MemoryLedger, plan: Plan, options: EngineOptions
-) -> ModelRunner:
-    from ullage.plan.machine import num_cores
-
-    if kind == "numpy":
+def _build_runner(model: ModelFile, ledger: MemoryLedger, plan: Plan, request: PlanRequest) -> ModelRunner:
+    if request.runner == "numpy":
         from ullage.engine.numpy_runner import NumpyRunner
 
         return NumpyRunner(
@@ -171,8 +210,8 @@ def _build_runner(
             ledger,
             num_blocks=plan.num_blocks,
             block_size=plan.block_size,
-            max_num_batched_tokens=options.max_num_batched_tokens,
-            max_num_seqs=options.max_num_seqs,
+            max_num_batched_tokens=request.max_num_batched_tokens,
+            max_num_seqs=request.max_num_seqs,
         )
     from ullage.engine.native_runner import NativeRunner
 
@@ -181,8 +220,8 @@ def _build_runner(
         ledger,
         num_blocks=plan.num_blocks,
         block_size=plan.block_size,
-        max_num_batched_tokens=options.max_num_batched_tokens,
-        max_num_seqs=options.max_num_seqs,
-        weight_type=options.weight_type,
-        num_threads=options.threads or num_cores(),
+        max_num_batched_tokens=request.max_num_batched_tokens,
+        max_num_seqs=request.max_num_seqs,
+        weight_type=request.weight_type,
+        num_threads=request.num_threads,
     )
