@@ -18,15 +18,19 @@ class Detokenizer:
     first ends the output, the longest of those complete at the same character: this doesn't depend on how the text is
     cut into tokens.
 
+    :param min_tokens: a stop text that is complete within so many tokens counts as text
     :param continues_text: the prompt ends in text, not in a control token: a first space is then part of the text
         even where decoding from the start would take it away
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop: Iterable[str] = (), *, continues_text: bool = False) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, stop: Iterable[str] = (), *, min_tokens: int = 0, continues_text: bool = False
+    ) -> None:
         self._token_bytes = tokenizer.token_bytes
         self._strip_space = tokenizer.strip_leading_space and not continues_text
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._stops = [_StopText(text) for text in stop]
+        self._num_tokens_to_pass = min_tokens
         self._held = ""
         """Decoded and not released: the longest end of the text that begins a stop text."""
         self.stop_hit: str | None = None
@@ -34,6 +38,7 @@ class Detokenizer:
 
     def push(self, token_id: int) -> str:
         """What the token lets go. Nothing more comes after a stop text."""
+        self._num_tokens_to_pass -= 1
         data = self._token_bytes(token_id)
         if self._strip_space and data:
             self._strip_space = False
@@ -53,7 +58,7 @@ class Detokenizer:
         self._held += text
         for end, char in enumerate(text, start=start_of_text + 1):
             complete = [stop.text for stop in self._stops if stop.advance(char)]
-            if complete:
+            if complete and self._num_tokens_to_pass < 0:
                 self.stop_hit = max(complete, key=len)
                 released, self._held = self._held[: end - len(self.stop_hit)], ""
                 return released
@@ -82,8 +87,11 @@ class _StopText:
             self._borders[i] = border + (text[border] == text[i])
 
     def advance(self, char: str) -> bool:
-        """:returns: the stop text is complete; it then mustn't be advanced again"""
+        """:returns: the stop text is complete"""
         while self.num_matched and self.text[self.num_matched] != char:
             self.num_matched = self._borders[self.num_matched - 1]
         self.num_matched += self.text[self.num_matched] == char
-        return self.num_matched == len(self.text)
+        if self.num_matched < len(self.text):
+            return False
+        self.num_matched = self._borders[-1]  # where the next one may have begun
+        return True

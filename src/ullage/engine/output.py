@@ -94,7 +94,12 @@ class TextEngine:
         if self._tokenizer is None:
             return None
         continues_text = not self._tokenizer.is_control(request.prompt_token_ids[-1])
-        return Detokenizer(self._tokenizer, request.sampling.stop, continues_text=continues_text)
+        return Detokenizer(
+            self._tokenizer,
+            request.sampling.stop,
+            min_tokens=request.sampling.min_tokens,
+            continues_text=continues_text,
+        )
 
     def _take_in(self, token: TokenOutput) -> GenerationOutput:
         request = self._open[token.request_id]

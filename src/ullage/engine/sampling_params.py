@@ -51,7 +51,7 @@ class SamplingParams:
     ignore_eos: bool = False
     """Go on after an end-of-sequence token."""
     min_tokens: int = 0
-    """No end-of-sequence or stop token before this many new tokens."""
+    """So many new tokens come before one may end the output: end of sequence, stop token or stop text."""
 
     def __post_init__(self) -> None:
         _check_number("max_tokens", self.max_tokens, 1, math.inf, whole=True)

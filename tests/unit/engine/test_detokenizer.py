@@ -109,3 +109,15 @@ def test_nothing_follows_a_stop_text():
 def test_a_first_space_belongs_to_text_that_continues_text(continues_text, text):
     detokenizer = Detokenizer(Pieces([b"", b" a", b" b"], strip_leading_space=True), continues_text=continues_text)
     assert "".join(detokenizer.push(i) for i in range(3)) + detokenizer.finish() == text
+
+
+@given(st.text(alphabet="ab", max_size=20), st.lists(st.text(alphabet="ab", min_size=1, max_size=4)), st.integers(0, 9))
+@settings(deadline=None)
+def test_only_a_stop_text_completed_after_min_tokens_ends_the_text(text, stop, min_tokens):
+    released, hit = run([char.encode() for char in text], stop, min_tokens=min_tokens)
+    ends = [(end, -len(s), s) for s in stop for end in range(min_tokens + 1, len(text) + 1) if text[:end].endswith(s)]
+    if ends:
+        end, _, expected_hit = min(ends)
+        text = text[: end - len(expected_hit)]
+        assert hit == expected_hit
+    assert ("".join(released), hit is None) == (text, not ends)

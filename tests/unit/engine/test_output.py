@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from tests.fake_engine import EOS_TOKEN_ID, make_core
-from tests.scripted_engine import ByteTokenizer
+from tests.scripted_engine import EOS, ByteTokenizer
 
 from ullage.base.errors import InvalidRequestError
 from ullage.engine.client import GenerationOutput, GenerationRequest
@@ -72,6 +72,27 @@ def test_a_stop_text_ends_the_request_and_not_one_more_token_is_run():
     assert (output.text, output.finish_reason, output.stop_reason) == ("hello ", "stop", "world")
     assert output.num_output_tokens == engine.core.runner.num_steps == len("hello world")
     assert engine.core.ledger.snapshot().kv_reserved_bytes == 0
+
+
+def test_a_stop_text_within_min_tokens_is_text():
+    output = run(make_engine(), stop=("o",), min_tokens=5)
+    assert (output.text, output.stop_reason, output.num_output_tokens) == ("hello w", "o", 8)
+    output = run(make_engine(), stop=("hello",), min_tokens=4)
+    assert (output.text, output.stop_reason) == ("", "hello")  # completed by a token behind them
+
+
+class SpacedTokenizer(ByteTokenizer):
+    strip_leading_space = True
+
+
+@pytest.mark.parametrize(("last", "text"), [(1, " world"), (EOS, "world")])
+def test_a_first_space_belongs_to_the_text_unless_a_control_token_comes_before(last, text):
+    class SpacedRunner(ScriptedRunner):
+        script = b" world"
+
+    engine = TextEngine(make_core(runner_class=SpacedRunner), SpacedTokenizer())
+    engine.add_request(GenerationRequest((1, 2, last), SamplingParams(max_tokens=6)))
+    assert merge_outputs([output for _ in range(6) for _, output in engine.step()]).text == text
 
 
 def test_a_stop_text_completed_by_the_last_token_is_a_stop():
