@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, overload
 
 from ullage.base.config import settings_from_arguments
-from ullage.base.errors import InvalidRequestError
+from ullage.base.errors import EngineError, InvalidRequestError
 from ullage.engine.build import EngineOptions, build_engine
 from ullage.engine.client import (
     EngineStatus,
@@ -26,6 +26,7 @@ from ullage.engine.client import (
     OutputStream,
     TokenLogprob,
 )
+from ullage.engine.output import merge_outputs
 from ullage.engine.sampling_params import SamplingParams
 from ullage.models.store import find_model
 from ullage.plan.ledger import LedgerSnapshot
@@ -34,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 Prompt = str | tuple[int, ...]
-"""A text, or token ids."""
+"""A text, or token ids in a tuple: a list is always a batch of prompts."""
 Message = Mapping[str, Any]
 """``{"role": ..., "content": ...}``."""
 
@@ -64,8 +65,7 @@ class LLM:
     """
 
     def __init__(self, model: str | Path, **options: Any) -> None:
-        self._options = settings_from_arguments(EngineOptions, options)
-        self._built = build_engine(find_model(str(model)), self._options)
+        self._built = build_engine(find_model(str(model)), settings_from_arguments(EngineOptions, options))
         if self._built.warning:
             logger.warning("%s", self._built.warning)
         self._loop = asyncio.new_event_loop()
@@ -136,8 +136,14 @@ class LLM:
         self.close()
 
     def _request(self, prompt: Prompt, sampling: SamplingParams | None) -> GenerationRequest:
-        token_ids = self._built.tokenizer.encode(prompt) if isinstance(prompt, str) else tuple(prompt)
-        return GenerationRequest(tuple(token_ids), sampling or SamplingParams())
+        if not isinstance(prompt, str | tuple):
+            raise InvalidRequestError(
+                f"a prompt is a text or a tuple of token ids, not {type(prompt).__name__}",
+                param="prompt",
+                hint="put token ids in a tuple, like (1, 2, 3); a list is a batch of prompts",
+            )
+        token_ids = tuple(self._built.tokenizer.encode(prompt)) if isinstance(prompt, str) else prompt
+        return GenerationRequest(token_ids, sampling or SamplingParams())
 
     def _chat_request(self, messages: Sequence[Message], sampling: SamplingParams | None) -> GenerationRequest:
         template = self._built.chat_template
@@ -149,11 +155,11 @@ class LLM:
 
     async def _complete_all(self, requests: Sequence[GenerationRequest]) -> list[Completion]:
         """Keeps the engine full without ever overflowing its queue; the first error ends them all."""
-        places = asyncio.Semaphore(self._options.max_num_seqs + self._options.max_waiting_requests)
+        places = asyncio.Semaphore(self._built.engine.max_requests)
 
         async def complete(request: GenerationRequest) -> Completion:
             async with places:
-                return _joined(request, [output async for output in self._built.engine.submit(request)])
+                return _completion(request, [output async for output in self._built.engine.submit(request)])
 
         tasks = [asyncio.ensure_future(complete(request)) for request in requests]
         try:
@@ -178,6 +184,9 @@ class LLM:
 
     def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Waits for ``work`` on the engine's event loop; an interrupt here cancels it there."""
+        if self._loop.is_closed():
+            work.close()
+            raise EngineError("this LLM was closed", hint="build a new one")
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
@@ -196,15 +205,15 @@ def _checked(output: GenerationOutput) -> GenerationOutput:
     return output
 
 
-def _joined(request: GenerationRequest, outputs: Sequence[GenerationOutput]) -> Completion:
-    last = _checked(outputs[-1])
-    assert last.finish_reason is not None, "an engine ended a request without its final event"
+def _completion(request: GenerationRequest, outputs: Sequence[GenerationOutput]) -> Completion:
+    whole = _checked(merge_outputs(outputs))
+    assert whole.finish_reason is not None, "an engine ended a request without its final event"
     return Completion(
-        text="".join(output.text for output in outputs),
-        token_ids=tuple(token_id for output in outputs for token_id in output.token_ids),
+        text=whole.text,
+        token_ids=whole.token_ids,
         prompt_token_ids=request.prompt_token_ids,
-        logprobs=tuple(logprob for output in outputs for logprob in output.logprobs),
-        num_cached_tokens=last.num_cached_tokens,
-        finish_reason=last.finish_reason,
-        stop_reason=last.stop_reason,
+        logprobs=whole.logprobs,
+        num_cached_tokens=whole.num_cached_tokens,
+        finish_reason=whole.finish_reason,
+        stop_reason=whole.stop_reason,
     )

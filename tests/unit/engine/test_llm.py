@@ -8,7 +8,14 @@ import pytest
 from tests.model_fixtures import tiny_model, write_gguf
 
 from ullage import LLM, SamplingParams
-from ullage.base.errors import ConfigError, ContextLengthError, InvalidRequestError, ModelFileError, PlanError
+from ullage.base.errors import (
+    ConfigError,
+    ContextLengthError,
+    EngineError,
+    InvalidRequestError,
+    ModelFileError,
+    PlanError,
+)
 from ullage.engine import build
 from ullage.engine.build import EngineOptions, build_engine, choose_runner
 from ullage.kernels import native
@@ -69,6 +76,34 @@ def test_a_stream_that_outlives_its_llm_is_harmless(model_path):
         stream = llm.generate_stream("hello the", SamplingParams(temperature=0, max_tokens=200, ignore_eos=True))
         next(stream)
     stream.close()
+
+
+@pytest.mark.parametrize("prompts", [[1, 2, 3], [[1, 2], [3]], 5, None, b"hello"])
+def test_token_ids_that_are_no_tuple_are_refused_with_the_rule(llm, prompts):
+    with pytest.raises(InvalidRequestError, match="a text or a tuple of token ids") as refused:
+        llm.generate(prompts, GREEDY)
+    assert "a list is a batch" in refused.value.hint
+    with pytest.raises(InvalidRequestError):
+        llm.generate_stream([1, 2, 3], GREEDY)
+
+
+def test_a_tuple_of_texts_is_no_prompt(llm):
+    with pytest.raises(InvalidRequestError, match="ids are ints"):
+        llm.generate(("hello", "the"), GREEDY)
+
+
+def test_an_llm_says_that_it_was_closed(model_path):
+    llm = LLM(model_path, **OPTIONS)
+    stream = llm.generate_stream("hello the", SamplingParams(max_tokens=200, ignore_eos=True))
+    llm.close()
+    for use in (
+        lambda: llm.generate("hello", GREEDY),
+        lambda: llm.generate_stream("hello", GREEDY),
+        lambda: llm.chat([{"role": "user", "content": "hello"}], GREEDY),
+        lambda: next(stream),
+    ):
+        with pytest.raises(EngineError, match="this LLM was closed"):
+            use()
 
 
 def test_a_refused_stream_raises_at_once(llm):
@@ -146,8 +181,6 @@ def test_without_kernels_the_reference_runs_and_says_so(model_path, monkeypatch,
 
 def test_a_part_that_takes_other_bytes_than_planned_stops_the_start(model_path, monkeypatch):
     from dataclasses import replace
-
-    from ullage.base.errors import EngineError
 
     planned = build.plan_engine
 
