@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from ullage.base.byte_sizes import format_bytes
 from ullage.base.errors import ConfigError, PlanError
 from ullage.kernels import layout
 from ullage.kernels.layout import WeightType
@@ -72,6 +73,16 @@ class Plan:
     @property
     def capacity_tokens(self) -> int:
         return self.num_blocks * self.block_size
+
+    @property
+    def max_request_tokens(self) -> int:
+        """What one request can really have: the context, or the whole pool where that holds less."""
+        return min(self.max_model_len, self.capacity_tokens)
+
+    @property
+    def process_bytes(self) -> int:
+        """What the process takes: all accounts but the headroom."""
+        return sum(account.num_bytes for account in self.accounts if account.name != "headroom")
 
     def planned_bytes(self) -> dict[str, int]:
         return {account.name: account.num_bytes for account in self.accounts}
@@ -147,6 +158,14 @@ def _formulas(spec: ModelSpec, request: PlanRequest, num_blocks: int) -> dict[st
     }
 
 
+_WHAT_TO_LOWER = {
+    "weights": "use a smaller model or weight_type int8",
+    "workspace": "lower max_num_batched_tokens",
+    "logits": "lower max_num_seqs",
+    "runtime": "give the process more memory",
+}
+
+
 def _with_headroom(
     accounts: list[Account], limit: int, max_model_len: int, num_blocks: int, request: PlanRequest, block_bytes: int
 ) -> Plan:
@@ -155,11 +174,20 @@ def _with_headroom(
     if headroom < 0:
         blocks_that_fit = num_blocks + headroom // block_bytes
         if blocks_that_fit > 0:
+            pool_bytes = blocks_that_fit * block_bytes
             hint = (
-                f"a pool of {blocks_that_fit * block_bytes} bytes ({blocks_that_fit} blocks) would fit: lower kv_memory"
+                f"lower kv_memory: {format_bytes(pool_bytes)} ({pool_bytes} bytes, {blocks_that_fit} blocks) would fit"
             )
         else:
-            hint = "even an empty pool doesn't fit: use a smaller model or weight type, or give the process more memory"
-        raise PlanError(f"the plan needs {total} bytes, but this process may use {limit}", hint=hint)
+            largest = max((a for a in accounts if a.name != "kv_pool"), key=lambda account: account.num_bytes)
+            hint = (
+                f"even the smallest pool doesn't fit; {largest.name} takes most, {format_bytes(largest.num_bytes)}: "
+                f"{_WHAT_TO_LOWER[largest.name]}"
+            )
+        raise PlanError(
+            f"the plan needs {format_bytes(total)} ({total} bytes), "
+            f"but this process may use {format_bytes(limit)} ({limit} bytes)",
+            hint=hint,
+        )
     accounts.append(Account("headroom", headroom, f"{limit:,} B this process may use, less all above"))
     return Plan(tuple(accounts), limit, max_model_len, num_blocks, request.block_size, block_bytes)
