@@ -216,7 +216,7 @@ def test_a_plan_that_is_a_byte_short_is_refused(account: str) -> None:
         )
 
 
-def test_a_nan_in_the_model_fails_the_step_and_names_the_request() -> None:
+def test_a_nan_in_the_model_leaves_no_token_to_choose_and_says_so() -> None:
     class BrokenModel(RandomModel):
         def read_tensor(self, name: str) -> np.ndarray:
             return super().read_tensor(name) * np.float32(np.nan if name == "final_norm" else 1)
@@ -230,8 +230,9 @@ def test_a_nan_in_the_model_fails_the_step_and_names_the_request() -> None:
         max_num_batched_tokens=8,
         max_num_seqs=1,
     )
-    with pytest.raises(EngineError, match="request 17"):
-        runner.execute(ScheduledStep((part(prompt(3), 0, 3, [0], request_id=17),)))
+    (sampled,) = runner.execute(ScheduledStep((part(prompt(3), 0, 3, [0], request_id=17),)))
+    assert (sampled.request_id, sampled.token_id) == (17, None)
+    assert "the largest logit is nan" in sampled.error
 
 
 def test_close_lets_go_of_the_tensors() -> None:
