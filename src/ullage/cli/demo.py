@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from ullage.base.errors import UllageError
+from ullage.base.errors import ConfigError, UllageError
 
 MODEL = "smollm2"
 QUESTION = (  # a model this small needs to be told what it is asked about
@@ -51,6 +51,8 @@ def demo(stay_up: bool, port: int) -> None:
     """Fetch, serve and ask a small model, and show its memory."""
     from ullage.cli.store import pull_with_bar
 
+    if port and not _is_free(port):  # else whatever answers there would be taken for the demo's own server
+        raise ConfigError(f"port {port} is in use", hint="choose another, or leave --port away")
     pull_with_bar(MODEL)
     with running_server(port or (8000 if stay_up and _is_free(8000) else _free_port())) as (process, port):
         click.echo(f"\n> {QUESTION}\n")

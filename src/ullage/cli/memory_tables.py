@@ -17,12 +17,19 @@ def plan_table(plan: Plan) -> Table:
     """Every account with its bytes and how they come about."""
     table = _table("Memory plan", "bytes")
     table.add_column("how it comes about", overflow="fold")
-    for account in plan.accounts:
-        table.add_row(account.name, f"{account.num_bytes:,}", format_bytes(account.num_bytes), account.formula)
+    *taken, headroom = plan.accounts
+    for account in taken:
+        _add_figure(table, account.name, account.num_bytes, account.formula)
     table.add_section()
-    total = sum(account.num_bytes for account in plan.accounts)
-    table.add_row("total", f"{total:,}", format_bytes(total), "what this process may use")
+    _add_figure(table, "this server", plan.process_bytes, "takes this much, all above")
+    _add_figure(table, headroom.name, headroom.num_bytes, headroom.formula)
     return table
+
+
+def _add_figure(table: Table, name: str, num_bytes: int, remark: str) -> None:
+    table.add_row(
+        name, f"{num_bytes:,}", format_bytes(num_bytes), remark, style="bold" if name == "this server" else ""
+    )
 
 
 def ledger_table(accounts: Mapping[str, Mapping[str, int]], resident_bytes: int) -> Table:
@@ -40,7 +47,7 @@ def ledger_table(accounts: Mapping[str, Mapping[str, int]], resident_bytes: int)
     planned = sum(account["planned_bytes"] for account in used.values())
     allocated = sum(account["allocated_bytes"] for account in used.values())
     table.add_row("total", f"{planned:,}", format_bytes(planned), f"{allocated:,}")
-    table.add_row("resident now", "", format_bytes(resident_bytes), f"{resident_bytes:,}")
+    table.add_row("resident now", "", "", f"{resident_bytes:,}")
     table.caption = _in_a_sentence(used, planned, resident_bytes)
     return table
 

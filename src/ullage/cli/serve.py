@@ -78,9 +78,14 @@ def _introduce(console: Console, name: str, path: Path, built: BuiltEngine, load
     plan = built.plan
     console.print(
         f"KV pool: {plan.num_blocks:,} blocks of {plan.block_size} tokens, {plan.capacity_tokens:,} tokens in all "
-        f"({format_bytes(plan.token_bytes)} each); one request has at most {plan.max_model_len:,}",
+        f"({format_bytes(plan.token_bytes)} each); one request has at most {plan.max_request_tokens:,}",
         highlight=False,
     )
+    if plan.max_request_tokens < plan.max_model_len:
+        console.print(
+            f"the model could take {plan.max_model_len:,} tokens, the pool can't: more kv_memory lets it",
+            highlight=False,
+        )
     console.print(f"runs on: {built.runner_name}", highlight=False)
     if built.warning:
         console.print(f"WARNING: {built.warning}", style="bold red", highlight=False)

@@ -189,5 +189,5 @@ def _with_headroom(
             f"but this process may use {format_bytes(limit)} ({limit} bytes)",
             hint=hint,
         )
-    accounts.append(Account("headroom", headroom, f"{limit:,} B this process may use, less all above"))
+    accounts.append(Account("headroom", headroom, f"stays free of the {format_bytes(limit)} this process may use"))
     return Plan(tuple(accounts), limit, max_model_len, num_blocks, request.block_size, block_bytes)
