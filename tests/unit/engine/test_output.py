@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from tests.fake_engine import EOS_TOKEN_ID, make_core
-from tests.scripted_engine import EOS, ByteTokenizer
+from tests.scripted_engine import ByteTokenizer
 
 from ullage.base.errors import InvalidRequestError
 from ullage.engine.client import GenerationOutput, GenerationRequest
@@ -84,14 +84,19 @@ def test_a_stop_text_within_min_tokens_is_text():
 class SpacedTokenizer(ByteTokenizer):
     strip_leading_space = True
 
+    def is_control(self, token_id: int) -> bool:
+        return token_id == EOS_TOKEN_ID
 
-@pytest.mark.parametrize(("last", "text"), [(1, " world"), (EOS, "world")])
+
+@pytest.mark.parametrize(("last", "text"), [(1, " world"), (EOS_TOKEN_ID, "world")])
 def test_a_first_space_belongs_to_the_text_unless_a_control_token_comes_before(last, text):
     class SpacedRunner(ScriptedRunner):
         script = b" world"
 
     engine = TextEngine(make_core(runner_class=SpacedRunner), SpacedTokenizer())
-    engine.add_request(GenerationRequest((1, 2, last), SamplingParams(max_tokens=6)))
+    request = GenerationRequest((1, 2, last), SamplingParams(max_tokens=6))
+    engine.check(request)
+    engine.add_request(request)
     assert merge_outputs([output for _ in range(6) for _, output in engine.step()]).text == text
 
 
