@@ -21,6 +21,9 @@ demo: setup
 serve: setup
 	@$(BIN)/ullage demo --stay-up
 
+# numpy's threads wait for each other longer than they compute on matrices as small as the tests', much longer beside
+# another busy program.
+test: export OPENBLAS_NUM_THREADS = 1
 test: setup-dev
 	@$(BIN)/python -m pytest
 
