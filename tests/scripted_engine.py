@@ -86,6 +86,7 @@ class ScriptedEngine(EngineClient):
 
     def __init__(self, script: Callable[[GenerationRequest], Sequence[GenerationOutput]] | None = None) -> None:
         self.max_model_len = self.max_request_tokens = 100
+        self.max_requests = 128
         self.script = script or (lambda request: outputs_for(request, ["Hel", "lo"]))
         self.requests: list[GenerationRequest] = []
         self.num_open = 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import logging
 import threading
 from collections.abc import AsyncIterator
@@ -142,8 +144,6 @@ async def test_a_body_over_the_limit_is_refused_declared_or_chunked():
 
 async def test_a_body_that_does_not_arrive_is_not_waited_for():
     async def slow() -> AsyncIterator[bytes]:
-        import asyncio
-
         yield b"{"
         await asyncio.sleep(10)
 
@@ -288,6 +288,47 @@ async def test_token_ids_far_too_many_are_refused_before_the_engine_sees_them():
         response = await client.post("/v1/completions", json={"model": "tiny", "prompt": [[1], [1] * 101]})
     assert error_of(response)["code"] == "context_length_exceeded"
     assert engine.requests == []
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        ("/v1/chat/completions", {**CHAT, "n": 3}, "n"),
+        ("/v1/completions", {"model": "tiny", "prompt": "a", "n": 3}, "n"),
+        ("/v1/completions", {"model": "tiny", "prompt": ["a", "b", "c"]}, "prompt"),
+    ],
+)
+async def test_more_choices_than_the_engine_ever_takes_at_once_are_refused_for_good(path, fields, param):
+    engine = ScriptedEngine()
+    engine.max_requests = 2
+    async with app_client(engine) as client:
+        response = await client.post(path, json=fields)
+        fits = await client.post("/v1/chat/completions", json={**CHAT, "n": 2})
+    assert (response.status_code, error_of(response)["param"]) == (400, param)
+    assert response.headers["x-should-retry"] == "false"
+    assert fits.status_code == 200
+
+
+async def test_bodies_that_come_at_once_share_a_bounded_room():
+    began, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slow() -> AsyncIterator[bytes]:
+        yield b" " * 600
+        began.set()
+        await go_on.wait()
+        yield json.dumps(CHAT).encode()
+
+    config = ServiceConfig(max_body_bytes=1000, max_held_body_bytes=1000)
+    async with app_client(ScriptedEngine(), config=config) as client:
+        url, headers = "/v1/chat/completions", {"content-type": "application/json"}
+        first = asyncio.create_task(client.post(url, content=slow(), headers=headers))
+        await began.wait()
+        refused = await client.post(url, content=b" " * 500, headers=headers)
+        go_on.set()
+        assert (await first).status_code == 200
+        assert (await client.post(url, content=json.dumps(CHAT).rjust(900), headers=headers)).status_code == 200
+    assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+    assert error_of(refused)["code"] == "queue_full"
 
 
 @pytest.mark.parametrize(("num_chars", "on_the_loop"), [(10, True), (QUICK_BODY_BYTES, False)])

@@ -30,6 +30,7 @@ from ullage.service.service import Service
 async def create_chat_completion(service: Service, request: Request) -> Response:
     fields, ignored = await read_fields(service, request, ChatCompletionRequest)
     service.check_model(fields.model)
+    service.check_num_choices(fields.num_choices, "n")
     prompt = await service.off_loop(render_prompt, service, fields)
     asked = Asked(fields, [prompt], default_max_tokens=None, ignored_fields=ignored)
     try:

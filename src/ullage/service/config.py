@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ullage.base.byte_sizes import format_bytes
 from ullage.base.config import setting
+from ullage.base.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,10 +18,37 @@ class ServiceConfig:
     max_body_bytes: int = setting(
         8 << 20, "Largest request body; a larger one is answered 413.", in_bytes=True, at_least=1
     )
-    body_timeout_seconds: float = setting(60.0, "How long a request body may take to arrive, in seconds.")
+    max_held_body_bytes: int = setting(
+        256 << 20,
+        "All request bodies that are held at once, until they are understood; what goes beyond is answered 429.",
+        in_bytes=True,
+        at_least=1,
+    )
+    max_connections: int = setting(2048, "Connections open at once; one more is answered 429 and closed.", at_least=1)
+    header_timeout_seconds: float = setting(
+        10.0, "How long a request header may take to arrive, in seconds.", at_least=0.1
+    )
+    body_timeout_seconds: float = setting(60.0, "How long a request body may take to arrive, in seconds.", at_least=0.1)
+    send_timeout_seconds: float = setting(
+        60.0, "A client that takes nothing of its answer for this many seconds has left.", at_least=0.1
+    )
     max_concurrent_requests: int = setting(1024, "Requests in work at once; one more is answered 429.", at_least=1)
     tokenizer_threads: int = setting(2, "Threads that turn text into tokens beside the event loop.", at_least=1)
-    ping_seconds: float = setting(10.0, "A silent stream sends a comment this often, in seconds, to stay open.")
-    stall_seconds: float = setting(60.0, "Not live when requests run and no step ended for this many seconds.")
-    drain_seconds: float = setting(30.0, "How long running requests may go on after a stop signal, in seconds.")
+    ping_seconds: float = setting(
+        10.0, "A silent stream sends a comment this often, in seconds, to stay open.", at_least=0.1
+    )
+    stall_seconds: float = setting(
+        60.0, "Not live when requests run and no step ended for this many seconds.", at_least=1
+    )
+    drain_seconds: float = setting(
+        30.0, "How long running requests may go on after a stop signal, in seconds.", at_least=0
+    )
     keep_alive_seconds: int = setting(75, "How long an idle connection stays open, in seconds.", at_least=0)
+
+    def __post_init__(self) -> None:
+        if self.max_body_bytes > self.max_held_body_bytes:
+            raise ConfigError(
+                f"one body may have {format_bytes(self.max_body_bytes)}, "
+                f"but all bodies together only {format_bytes(self.max_held_body_bytes)}",
+                hint="raise max_held_body_bytes or lower max_body_bytes",
+            )

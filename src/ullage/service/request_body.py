@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from starlette.requests import ClientDisconnect, Request
@@ -26,13 +26,14 @@ async def read_fields(service: Service, request: Request, model: type[Fields]) -
     """The request, and the names of fields that had no effect.
 
     :raises InvalidRequestError: not JSON, or a field is missing, malformed or not supported
-    :raises BodyTooLargeError: refused before the rest is read
+    :raises BodyTooLargeError, QueueFullError: refused before the rest is read
     """
     _check_content_type(request.headers)
-    body = await _read_body(request, service.config)
-    if len(body) <= QUICK_BODY_BYTES:
-        return _parse(model, body)
-    return await service.off_loop(_parse, model, body)
+    with service.body_room.body() as take_room:
+        body = await _read_body(request, service.config, take_room)
+        if len(body) <= QUICK_BODY_BYTES:
+            return _parse(model, body)
+        return await service.off_loop(_parse, model, body)
 
 
 def _parse(model: type[Fields], body: bytes) -> tuple[Fields, tuple[str, ...]]:
@@ -46,7 +47,7 @@ def _check_content_type(headers: Mapping[str, str]) -> None:
         raise InvalidRequestError("the body must be JSON", hint="send the header content-type: application/json")
 
 
-async def _read_body(request: Request, config: ServiceConfig) -> bytes:
+async def _read_body(request: Request, config: ServiceConfig, take_room: Callable[[int], None]) -> bytes:
     """Counts while reading: neither a wrong Content-Length nor chunked encoding gets past the limit."""
     limit = config.max_body_bytes
     declared = request.headers.get("content-length", "0")
@@ -56,9 +57,10 @@ async def _read_body(request: Request, config: ServiceConfig) -> bytes:
     try:
         async with asyncio.timeout(config.body_timeout_seconds):
             async for part in request.stream():
-                body += part
-                if len(body) > limit:
+                if len(body) + len(part) > limit:
                     raise _too_large(limit)
+                take_room(len(part))
+                body += part
     except TimeoutError:
         message = f"the body did not arrive within {config.body_timeout_seconds:g} s"
         raise BodyTimeoutError(message) from None

@@ -6,16 +6,20 @@ import asyncio
 import contextlib
 import errno
 import logging
+import math
 import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import FrameType
+from typing import cast
 
 import uvicorn
 from fastapi import FastAPI
 
 from ullage.base.errors import ConfigError
+from ullage.service import connection
 from ullage.service.config import ServiceConfig
 from ullage.service.service import Service
 
@@ -87,7 +91,7 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http="h11",  # the one whose limits and disconnects are tested
+                http=cast(type[asyncio.Protocol], partial(connection.Connection, limits=config)),
                 ws="none",
                 lifespan="on",
                 log_config=None,
@@ -95,9 +99,10 @@ class Server(uvicorn.Server):
                 server_header=False,
                 backlog=BACKLOG,
                 timeout_keep_alive=config.keep_alive_seconds,
-                timeout_graceful_shutdown=int(config.drain_seconds + STOP_MARGIN_SECONDS),
+                timeout_graceful_shutdown=math.ceil(config.drain_seconds + STOP_MARGIN_SECONDS),
             )
         )
+        logging.getLogger(connection.__name__).setLevel(logging.ERROR)  # a warning for each mistake of a client
         self._service: Service = app.state.service
         self._drain_seconds = config.drain_seconds
         self._on_ready = on_ready

@@ -8,8 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TypeVar
 
-from ullage.base.errors import ModelNotFoundError, QueueFullError, ServerStoppingError
+from ullage.base.errors import InvalidRequestError, ModelNotFoundError, QueueFullError, ServerStoppingError
 from ullage.engine.client import EngineClient
+from ullage.service.body_room import BodyRoom
 from ullage.service.config import ServiceConfig
 from ullage.service.served_model import ServedModel
 from ullage.service.text_limit import TextLimit
@@ -29,6 +30,7 @@ class Service:
         self.started = False
         self.stopping = False
         self.text_limit = TextLimit(model.tokenizer, engine.max_model_len)
+        self.body_room = BodyRoom(config.max_held_body_bytes)
         self._num_active = 0
         self._cut_off: asyncio.Future[None] | None = None
         self._threads = ThreadPoolExecutor(config.tokenizer_threads, thread_name_prefix="tokenizer")
@@ -83,3 +85,9 @@ class Service:
         """:raises ModelNotFoundError: this server doesn't serve it"""
         if name not in self.model.names:
             raise ModelNotFoundError("this server doesn't serve that model", param="model", hint="see GET /v1/models")
+
+    def check_num_choices(self, num_choices: int, param: str) -> None:
+        """:raises InvalidRequestError: the engine never takes so many at one time"""
+        if num_choices > self.engine.max_requests:
+            message = f"{num_choices} choices at once, but this server takes at most {self.engine.max_requests}"
+            raise InvalidRequestError(message, param=param)

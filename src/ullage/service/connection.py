@@ -1,0 +1,116 @@
+"""One client's connection: uvicorn's HTTP/1.1, with bounds on their number and on how long one may keep us waiting."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import h11
+from uvicorn.config import Config
+from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
+from uvicorn.server import ServerState
+
+from ullage.base.errors import InvalidRequestError, QueueFullError, RequestError
+from ullage.protocol.errors import error_reply
+from ullage.protocol.json_text import encode_json
+from ullage.service.config import ServiceConfig
+
+FULL_RETRY_SECONDS = 1.0
+
+logger = logging.getLogger(__name__)
+
+
+class Connection(H11Protocol):
+    """Adds two clocks to uvicorn's own, which runs between two requests.
+
+    One runs while no request is in work and bytes have come, or never came: it ends when a whole header is there. The
+    other runs while bytes wait to be sent: it starts anew whenever the client has taken some.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+        *,
+        limits: ServiceConfig,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self.logger = logger
+        self._limits = limits
+        self._header_clock: asyncio.TimerHandle | None = None
+        self._send_clock: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        transport.set_write_buffer_limits(high=0)  # tell of every byte that waits, not only of many
+        if len(self.connections) > self._limits.max_connections:
+            message = f"{self._limits.max_connections} connections are open already"
+            self._refuse(QueueFullError(message, retry_after_seconds=FULL_RETRY_SECONDS))
+        else:
+            self._wait_for_header()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting_for_header()
+        self._stop_waiting_for_client()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._stop_waiting_for_header()
+        elif self._header_clock is None:
+            self._wait_for_header()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._wait_for_client(self.transport.get_write_buffer_size())
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stop_waiting_for_client()
+
+    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's signature
+        """To what isn't HTTP. Nothing where an answer has begun."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            self._refuse(InvalidRequestError("this is not HTTP/1.1, or its header is too large"))
+        else:
+            self.transport.close()
+
+    def _refuse(self, error: RequestError) -> None:
+        """The whole answer, and the end of the connection."""
+        reply = error_reply(error)
+        body = encode_json(reply.body)
+        headers = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
+        headers.update(reply.headers)
+        reason = STATUS_PHRASES[reply.status]
+        response = h11.Response(status_code=reply.status, headers=list(headers.items()), reason=reason)
+        for event in (response, h11.Data(data=body), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
+
+    def _wait_for_header(self) -> None:
+        self._header_clock = self.loop.call_later(self._limits.header_timeout_seconds, self.transport.close)
+
+    def _stop_waiting_for_header(self) -> None:
+        if self._header_clock is not None:
+            self._header_clock.cancel()
+            self._header_clock = None
+
+    def _wait_for_client(self, num_unsent: int) -> None:
+        self._send_clock = self.loop.call_later(self._limits.send_timeout_seconds, self._check_client, num_unsent)
+
+    def _check_client(self, num_unsent: int) -> None:
+        """Aborts: to close would wait for the client to read."""
+        still_unsent = self.transport.get_write_buffer_size()
+        if still_unsent < num_unsent:
+            self._wait_for_client(still_unsent)
+        else:
+            self.transport.abort()
+
+    def _stop_waiting_for_client(self) -> None:
+        if self._send_clock is not None:
+            self._send_clock.cancel()
+            self._send_clock = None
