@@ -56,7 +56,7 @@ class CompletionWriter:
         self._prompts = prompts
         self._tokenizer = service.model.tokenizer
         num_choices = len(prompts) * fields.num_choices
-        self._logprob_writers = [CompletionLogprobsWriter(self._tokenizer) for _ in range(num_choices)]
+        self._logprob_writers = [CompletionLogprobsWriter(self._tokenizer, self._prompt(i)) for i in range(num_choices)]
 
     def whole(self, results: Sequence[ChoiceResult], usage: Usage) -> Completion:
         completion = self._completion(*(self._whole_choice(index, result) for index, result in enumerate(results)))

@@ -43,10 +43,15 @@ def _entry(token_id: int, logprob: float, tokenizer: Tokenizer) -> TopLogprob:
 
 
 class CompletionLogprobsWriter:
-    """Writes the log-probabilities of one choice piece by piece; keeps where the next token begins in the text."""
+    """Writes the log-probabilities of one choice piece by piece; keeps where the next token begins in the text.
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    The text is that of ``ullage.engine.detokenizer``: after a control token it begins without its first space, where
+    the tokenizer puts one there.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> None:
         self._tokenizer = tokenizer
+        self._strip_space = tokenizer.strip_leading_space and all(map(tokenizer.is_control, prompt[-1:]))
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._num_chars = 0
 
@@ -57,8 +62,15 @@ class CompletionLogprobsWriter:
             result["token_logprobs"].append(finite(token.logprob))
             result["top_logprobs"].append(self._top(token))
             result["text_offset"].append(self._num_chars)
-            self._num_chars += len(self._decoder.decode(self._tokenizer.token_bytes(token.token_id)))
+            self._num_chars += len(self._decoder.decode(self._text_bytes(token.token_id)))
         return result
+
+    def _text_bytes(self, token_id: int) -> bytes:
+        data = self._tokenizer.token_bytes(token_id)
+        if self._strip_space and data:
+            self._strip_space = False
+            data = data.removeprefix(b" ")
+        return data
 
     def _top(self, token: TokenLogprob) -> dict[str, float]:
         """By name, the chosen token included. Two tokens that print alike stay two entries."""
