@@ -70,7 +70,8 @@ ULLAGE_INLINE void pack_row_int8(const float* x, int n, uint8_t* to) {
   *row.scale = peak / 32512.0f + sum(nothing);
   memset(row.sums, 0, 2 * sizeof(int32_t) * num_groups(n));
   for (int i = 0; i < n; i += kLanes) {
-    const __m512i q = _mm512_cvtps_epi32((__m512)(load(x + i) * inverse));
+    const __m512 scaled = (__m512)(load(x + i) * inverse);
+    const __m512i q = _mm512_maskz_cvtps_epi32(_mm512_cmp_ps_mask(scaled, scaled, _CMP_ORD_Q), scaled);  // 0 for NaN
     const __m512i hi = _mm512_srai_epi32(_mm512_add_epi32(q, _mm512_set1_epi32(128)), 8);
     const __m512i lo = _mm512_sub_epi32(q, _mm512_slli_epi32(hi, 8));
     const __m128i hi_bytes = _mm512_cvtepi32_epi8(hi), lo_bytes = _mm512_cvtepi32_epi8(lo);

@@ -39,8 +39,6 @@ uint8_t* at(const Bytes& arena, size_t offset, size_t num_bytes) {
 
 int whole_tiles(int outputs) { return (outputs + kTile - 1) / kTile * kTile; }
 
-constexpr int kMaxTerms = 65536;
-
 WeightType weight_type_of(const std::string& name) {
   if (name == "bf16") return WeightType::bf16;
   require(name == "int8", "weight type must be bf16 or int8");
@@ -48,7 +46,7 @@ WeightType weight_type_of(const std::string& name) {
 }
 
 Matrix matrix_at(const Bytes& arena, size_t offset, int outputs, int k, const std::string& type) {
-  require(outputs > 0 && outputs % kTile == 0 && k > 0 && k % 16 == 0 && k <= kMaxTerms, "matrix of impossible size");
+  require(outputs > 0 && outputs % kTile == 0 && k > 0 && k % 16 == 0, "matrix of impossible size");
   Matrix m;
   m.type = weight_type_of(type);
   m.outputs = outputs;

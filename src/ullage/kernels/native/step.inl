@@ -101,22 +101,34 @@ ULLAGE_INLINE void rotate(float* x, const float* cosines, int half) {
   }
 }
 
-ULLAGE_INLINE void append_to_cache(const Shape& shape, uint8_t* pool, int block, int offset, int kv_head, const float* key,
-                                   const float* value) {
-  const int head = shape.head_size;
-  uint8_t* at = pool + (static_cast<size_t>(block) * shape.num_kv_heads + kv_head) * shape.head_block_bytes();
-  uint16_t* keys = reinterpret_cast<uint16_t*>(at) + static_cast<size_t>(offset / kPanel) * head * kPanel;
-  uint16_t* values = reinterpret_cast<uint16_t*>(at + shape.head_block_bytes() / 2);
-  for (int i = 0; i < head; ++i) {
-    keys[(i / 2 * kPanel + offset % kPanel) * 2 + i % 2] = to_bf16(key[i]);
-    values[static_cast<size_t>(i / kPanel) * shape.block_size * kPanel + (offset / 2 * kPanel + i % kPanel) * 2 +
-           offset % 2] = to_bf16(value[i]);
+// One KV head of one block of the cache.
+struct CacheBlock {
+  uint16_t* keys;
+  uint16_t* values;
+  int head_size, block_size;
+
+  uint16_t& key(int i, int offset) const {
+    return keys[static_cast<size_t>(offset / kPanel) * head_size * kPanel + (i / 2 * kPanel + offset % kPanel) * 2 + i % 2];
   }
+  uint16_t& value(int i, int offset) const {
+    return values[static_cast<size_t>(i / kPanel) * block_size * kPanel + (offset / 2 * kPanel + i % kPanel) * 2 + offset % 2];
+  }
+};
+
+ULLAGE_INLINE CacheBlock cache_block(const Shape& shape, uint8_t* pool, int block, int kv_head) {
+  uint8_t* at = pool + (static_cast<size_t>(block) * shape.num_kv_heads + kv_head) * shape.head_block_bytes();
+  return {reinterpret_cast<uint16_t*>(at), reinterpret_cast<uint16_t*>(at + shape.head_block_bytes() / 2), shape.head_size,
+          shape.block_size};
+}
+
+static int sequence_of(const Batch& b, int row) {
+  int s = 0;
+  while (b.seq_starts[s + 1] <= row) ++s;
+  return s;
 }
 
 // Bias, per-head norm and rope of q and k; k and v go to the cache.
-ULLAGE_INLINE void finish_qkv(const Decoder& d, const Batch& b, const Layer& layer, uint8_t* pool, const int32_t* table,
-                              int row, size_t ld_qkv) {
+ULLAGE_INLINE void finish_qkv(const Decoder& d, const Batch& b, const Layer& layer, uint8_t* pool, int row, size_t ld_qkv) {
   const Shape& shape = d.shape;
   const int head = shape.head_size, half = head / 2;
   float* qkv = d.work.qkv + row * ld_qkv;
@@ -131,10 +143,22 @@ ULLAGE_INLINE void finish_qkv(const Decoder& d, const Batch& b, const Layer& lay
   }
   const float* keys = qkv + shape.q_size();
   const float* values = keys + shape.kv_size();
-  const int position = b.positions[row];
-  for (int h = 0; h < shape.num_kv_heads; ++h)
-    append_to_cache(shape, pool, table[position / shape.block_size], position % shape.block_size, h, keys + h * head,
-                    values + h * head);
+  const int sequence = sequence_of(b, row), position = b.positions[row], offset = position % shape.block_size;
+  const int block = b.block_tables[b.table_starts[sequence] + position / shape.block_size];
+  // Attention reads whole blocks and gives the slots behind the last token the weight 0, which isn't enough when a request
+  // before left NaN there. So the step that begins a block clears what it doesn't fill.
+  const int first = b.seq_starts[sequence], last = b.seq_starts[sequence + 1] - 1;
+  const bool begins_unfilled_block = row == last && b.positions[first] <= position - offset;
+  for (int h = 0; h < shape.num_kv_heads; ++h) {
+    const CacheBlock cache = cache_block(shape, pool, block, h);
+    for (int i = 0; i < head; ++i) {
+      cache.key(i, offset) = to_bf16(keys[h * head + i]);
+      cache.value(i, offset) = to_bf16(values[h * head + i]);
+    }
+    if (begins_unfilled_block)
+      for (int behind = offset + 1; behind < shape.block_size; ++behind)
+        for (int i = 0; i < head; ++i) cache.value(i, behind) = 0;
+  }
 }
 
 // ---- Stages shared out by tiles or items ----------------------------------------------------------------------------
@@ -194,12 +218,6 @@ static void attention(const Decoder& d, const Batch& b, const Layer& layer, cons
   }
 }
 
-static int sequence_of(const Batch& b, int row) {
-  int s = 0;
-  while (b.seq_starts[s + 1] <= row) ++s;
-  return s;
-}
-
 // ---- The step -------------------------------------------------------------------------------------------------------
 
 static void run_step(const Decoder& d, const Batch& b, Barrier& barrier, std::atomic<int>& next_item, int thread) {
@@ -225,7 +243,7 @@ static void run_step(const Decoder& d, const Batch& b, Barrier& barrier, std::at
 
     if (thread == 0) next_item.store(0, std::memory_order_relaxed);
     for (int row = rows.begin; row < rows.end; ++row)
-      finish_qkv(d, b, layer, pool, b.block_tables + b.table_starts[sequence_of(b, row)], row, ld_qkv);
+      finish_qkv(d, b, layer, pool, row, ld_qkv);
     barrier.wait();
 
     attention(d, b, layer, pool, ld_qkv, next_item, thread);
