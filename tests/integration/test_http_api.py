@@ -248,6 +248,13 @@ async def test_fields_without_effect_are_reported():
     assert "x-ullage-ignored-fields" not in nothing.headers
 
 
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+@pytest.mark.parametrize("path", ["/health/live", "/health/ready"])
+async def test_probes_may_ask_for_the_header_only(method, path):
+    async with app_client(ScriptedEngine()) as client:
+        assert (await client.request(method, path)).status_code == 200
+
+
 async def test_models_are_listed_and_shown_by_every_name():
     async with app_client(ScriptedEngine()) as client:
         listed = (await client.get("/v1/models")).json()

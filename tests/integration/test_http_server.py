@@ -49,6 +49,48 @@ async def test_a_client_that_only_closes_its_sending_side_has_left_too():
         writer.close()
 
 
+@pytest.mark.parametrize(
+    "early", [b"\r\n", b"GET /health/live HTTP/1.1\r\nhost: a\r\n\r\n"], ids=["a line end", "a request"]
+)
+async def test_a_client_that_sent_more_than_its_request_is_seen_to_leave(early):
+    engine = paused_engine()
+    async with running_server(engine) as server:
+        host, port = server.url.removeprefix("http://").split(":")
+        _, writer = await asyncio.open_connection(host, int(port))
+        body = b'{"model": "tiny", "prompt": "hi"}'
+        header = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % len(body)
+        writer.write(header + body + early)
+        await until(lambda: engine.num_open == 1)
+        writer.write(early)
+        await writer.drain()
+        writer.close()
+        await until(lambda: engine.num_open == 0, seconds=1.0)
+
+
+async def test_requests_sent_early_are_answered_in_order():
+    async with running_server(ScriptedEngine()) as server:
+        host, port = server.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        body = b'{"model": "tiny", "prompt": "hi"}'
+        post = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
+        writer.write(post + b"GET /v1/models HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")
+        async with asyncio.timeout(5):
+            answers = await reader.read()
+        writer.close()
+    assert answers.count(b"HTTP/1.1 200") == 2
+    assert answers.index(b"text_completion") < answers.index(b'"list"')
+
+
+@pytest.mark.parametrize("healthy", [True, False])
+async def test_the_exit_tells_whether_the_engine_had_failed(healthy):
+    engine = ScriptedEngine()
+    engine.healthy = healthy
+    async with running_server(engine) as server:
+        signal.raise_signal(signal.SIGTERM)
+        await server.task
+    assert server.server.engine_failed is not healthy
+
+
 async def test_a_client_that_leaves_in_the_middle_of_its_body_leaves_nothing():
     engine = ScriptedEngine()
     async with running_server(engine) as server:

@@ -52,7 +52,9 @@ class Message(BaseModel):
 
     @property
     def num_chars(self) -> int:
-        return sum(len(part.text) for part in self.content or ())
+        """Of all that a template may write out."""
+        calls = sum(len(call.function.name) + len(call.function.arguments) for call in self.tool_calls or ())
+        return sum(len(part.text) for part in self.content or ()) + len(self.name or "") + calls
 
     def for_template(self) -> dict[str, object]:
         """As a chat template takes it; absent keys are absent."""

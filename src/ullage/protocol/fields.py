@@ -13,6 +13,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
+from urllib.parse import quote
 
 from ullage.base.errors import InvalidRequestError
 
@@ -120,9 +121,9 @@ def check_extra_fields(extra: Mapping[str, object]) -> tuple[str, ...]:
 
 
 def ignored_fields_header(names: Iterable[str]) -> str:
-    """Header text for these names. They come from the client: only printable ASCII, and not without end."""
+    """Header text for these names. They come from the client: percent-encoded, and not without end."""
     names = list(names)
-    shown = [ascii(name[:50])[1:-1].replace(",", " ") for name in names[:MAX_NAMES_SHOWN]]
+    shown = [quote(name[:50], errors="replace") for name in names[:MAX_NAMES_SHOWN]]
     if len(names) > MAX_NAMES_SHOWN:
         shown.append(f"and {len(names) - MAX_NAMES_SHOWN} more")
     return ", ".join(shown)

@@ -72,12 +72,12 @@ def _add_api_routes(app: FastAPI, service: Service) -> None:
 
 
 def _add_health_routes(app: FastAPI, service: Service) -> None:
-    @app.get("/health/live")
+    @app.api_route("/health/live", methods=["GET", "HEAD"])
     async def live() -> Response:
         status, body = health.live(service)
         return _json(body, status)
 
-    @app.get("/health/ready")
+    @app.api_route("/health/ready", methods=["GET", "HEAD"])
     async def ready() -> Response:
         status, body = health.ready(service)
         return _json(body, status)

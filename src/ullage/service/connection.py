@@ -17,6 +17,7 @@ from ullage.protocol.json_text import encode_json
 from ullage.service.config import ServiceConfig
 
 FULL_RETRY_SECONDS = 1.0
+MAX_EARLY_BYTES = 1 << 16  # of requests sent before the answer to the one in work
 
 logger = logging.getLogger(__name__)
 
@@ -61,8 +62,14 @@ class Connection(H11Protocol):
         super().data_received(data)
         if self.cycle is not None and not self.cycle.response_complete:
             self._stop_waiting_for_header()
+            self._go_on_listening()
         elif self._header_clock is None:
             self._wait_for_header()
+
+    def _go_on_listening(self) -> None:
+        """uvicorn stops reading when bytes of a next request come early, and then doesn't see the client leave."""
+        if self.conn.their_state is h11.DONE and len(self.conn.trailing_data[0]) <= MAX_EARLY_BYTES:
+            self.flow.resume_reading()
 
     def pause_writing(self) -> None:
         super().pause_writing()

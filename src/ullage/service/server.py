@@ -7,6 +7,7 @@ import contextlib
 import errno
 import logging
 import math
+import resource
 import signal
 import socket
 import threading
@@ -25,7 +26,8 @@ from ullage.service.service import Service
 
 BACKLOG = 512
 MAX_PORT = 65535
-FORCED_EXIT_CODE = 1
+FAILURE_EXIT_CODE = 1
+FILES_BESIDE_CONNECTIONS = 64
 STOP_MARGIN_SECONDS = 5.0
 """After the drain time has run out, how long the last error events may take to be sent."""
 
@@ -74,14 +76,30 @@ def serve(
 
     :param bound: from ``bind``, where the port was taken early
     :param on_ready: told the address as soon as requests are answered
-    :returns: the exit code: 0 after an orderly stop
+    :returns: the exit code: 0 after an orderly stop, 1 when it was forced or the engine had failed
     :raises ConfigError: the port can't be had
     """
+    allow_open_files(config.max_connections + FILES_BESIDE_CONNECTIONS)
     bound = bound or bind(config)
     with bound:
         server = Server(app, config, on_ready)
         server.run(sockets=[bound])
-    return FORCED_EXIT_CODE if server.force_exit else 0
+    return FAILURE_EXIT_CODE if server.force_exit or server.engine_failed else 0
+
+
+def allow_open_files(num_files: int) -> None:
+    """Raises this process's own limit where it is lower.
+
+    :raises ConfigError: the system's limit is lower
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if resource.RLIM_INFINITY != hard < num_files:
+        raise ConfigError(
+            f"max_connections needs {num_files} open files, the system allows {hard}",
+            hint="lower max_connections, or raise the limit (ulimit -n)",
+        )
+    if resource.RLIM_INFINITY != soft < num_files:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (num_files, hard))
 
 
 class Server(uvicorn.Server):
@@ -104,6 +122,7 @@ class Server(uvicorn.Server):
         )
         logging.getLogger(connection.__name__).setLevel(logging.ERROR)  # a warning for each mistake of a client
         self._service: Service = app.state.service
+        self.engine_failed = False
         self._drain_seconds = config.drain_seconds
         self._on_ready = on_ready
 
@@ -114,6 +133,7 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._service.stopping = True
+        self.engine_failed = not self._service.engine.status().healthy
         ending = asyncio.create_task(self._end_after_drain())
         try:
             await super().shutdown(sockets)

@@ -44,6 +44,14 @@ def test_the_header_stays_printable_and_short():
     assert len(header) < 500
 
 
+@pytest.mark.parametrize("name", ["x ", " ", ",", "", "\ud800", "a,b"])
+def test_no_name_can_end_the_header_or_pass_for_two(name):
+    header = ignored_fields_header(["first", name])
+    assert header.strip() == header or not name
+    assert header.count(", ") == 1
+    assert header.isascii()
+
+
 def test_no_field_is_both_honoured_and_not():
     honoured = set(ChatCompletionRequest.model_fields) | set(CompletionRequest.model_fields)
     assert not honoured & set(FIELD_RULES)
