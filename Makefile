@@ -49,9 +49,11 @@ $(BIN)/python:
 		{ echo 'error: no virtual environment; on Debian and Ubuntu: apt install python3-venv' >&2; exit 2; }
 
 $(VENV)/installed: $(BIN)/python pyproject.toml $(KERNEL_SOURCES)
-	@echo 'installing Ullage into $(VENV), kernels are compiled (a minute or two)'
+	@echo 'installing Ullage into $(VENV), compiling the kernels (a minute or two)'
 	@$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
 	@$(BIN)/python -m pip install --quiet --editable .
+	@$(BIN)/python -c 'import sys; from ullage.kernels.native import native_unavailable_reason as reason; sys.exit(reason() is not None)' || \
+		echo 'WARNING: the kernels were NOT compiled; the slow numpy reference will run. With a C++ compiler: make clean setup' >&2
 	@touch $@
 
 $(VENV)/installed-dev: $(VENV)/installed

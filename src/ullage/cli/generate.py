@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Generator
 from contextlib import closing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 import click
 
@@ -29,7 +29,7 @@ def generate(model: str, prompt: str, **flags: object) -> None:
 
     MODEL is a name in the store, a GGUF file or a folder.
     """
-    text = sys.stdin.read() if prompt == "-" else prompt
+    text = _standard_input() if prompt == "-" else prompt
     llm, sampling = _load(model, flags)
     with llm:
         _print_pieces(llm.generate_stream(text, sampling))
@@ -47,7 +47,10 @@ def chat(model: str, system: str | None, **flags: object) -> None:
     llm, sampling = _load(model, flags)
     opening = [{"role": "system", "content": system}] if system else []
     with llm:
-        if sys.stdin.isatty():
+        if not llm.can_chat:  # said before anybody types
+            raise InvalidRequestError("this model has no chat template: it is a base model", hint="use ullage generate")
+        if _is_terminal(sys.stdin):
+            click.echo("/exit ends, /clear forgets, Ctrl-C stops an answer")
             _converse(llm, sampling, opening)
         else:
             _print_pieces(llm.chat_stream([*opening, _user(_one_message())], sampling))
@@ -114,7 +117,21 @@ def _user(text: str) -> dict[str, str]:
 
 
 def _one_message() -> str:
-    text = sys.stdin.read().strip()
+    text = _standard_input().strip()
     if not text:
         raise InvalidRequestError("standard input is empty", hint='pipe a message in: echo "Hello" | ullage chat MODEL')
     return text
+
+
+def _is_terminal(stream: TextIO | None) -> bool:
+    return stream is not None and stream.isatty()  # None: it was closed before the program began
+
+
+def _standard_input() -> str:
+    """:raises InvalidRequestError: there is none, or it isn't text in UTF-8"""
+    if sys.stdin is None:
+        raise InvalidRequestError("standard input is closed")
+    try:
+        return sys.stdin.buffer.read().decode("utf-8")
+    except UnicodeDecodeError:
+        raise InvalidRequestError("standard input is not text in UTF-8", hint="convert it, with iconv say") from None

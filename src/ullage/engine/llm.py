@@ -112,6 +112,11 @@ class LLM:
         """What runs the model, e.g. ``native (avx512, int8 weights, 2 threads)``."""
         return self._built.runner_name
 
+    @property
+    def can_chat(self) -> bool:
+        """False for a base model, which has no chat template."""
+        return self._built.chat_template is not None
+
     def ledger(self) -> LedgerSnapshot:
         """Planned and allocated bytes, account by account, and what the KV pool holds now."""
         return self._built.engine.ledger()
@@ -142,6 +147,10 @@ class LLM:
                 param="prompt",
                 hint="put token ids in a tuple, like (1, 2, 3); a list is a batch of prompts",
             )
+        if not isinstance(sampling, SamplingParams | None):
+            raise InvalidRequestError(
+                f"sampling is one SamplingParams for all prompts, not {type(sampling).__name__}", param="sampling"
+            )
         token_ids = tuple(self._built.tokenizer.encode(prompt)) if isinstance(prompt, str) else prompt
         return GenerationRequest(token_ids, sampling or SamplingParams())
 
@@ -150,6 +159,12 @@ class LLM:
         if template is None:
             raise InvalidRequestError(
                 "this model has no chat template: it is a base model", param="messages", hint="use generate"
+            )
+        if isinstance(messages, str) or not messages or not all(isinstance(message, Mapping) for message in messages):
+            raise InvalidRequestError(
+                "messages must be a list of at least one mapping",
+                param="messages",
+                hint='like [{"role": "user", "content": "Hello"}]; generate takes plain texts',
             )
         return self._request(tuple(template.render(messages)), sampling)
 

@@ -192,3 +192,17 @@ def test_a_part_that_takes_other_bytes_than_planned_stops_the_start(model_path, 
     monkeypatch.setattr(build, "plan_engine", too_much)
     with pytest.raises(EngineError, match="weights: planned"):
         build_engine(model_path, EngineOptions(runner="numpy"))
+
+
+@pytest.mark.parametrize("messages", ["hello", [], ["hello"], [None]])
+def test_what_is_no_conversation_is_refused_by_name(llm, messages):
+    with pytest.raises(InvalidRequestError, match="at least one mapping") as error:
+        llm.chat(messages)
+    assert error.value.param == "messages"
+
+
+@pytest.mark.parametrize("sampling", [{"max_tokens": 3}, [SamplingParams()], 3])
+def test_sampling_of_another_kind_is_refused_by_name(llm, sampling):
+    with pytest.raises(InvalidRequestError, match="one SamplingParams for all prompts") as error:
+        llm.generate("x", sampling)
+    assert error.value.param == "sampling"
