@@ -164,3 +164,28 @@ def test_a_damaged_model_file_is_told(environment, tmp_path):
     done = ullage(environment, "generate", str(path), "--prompt", "x")
     assert done.returncode == 2
     assert done.stderr.startswith("error: ")
+
+
+@pytest.mark.parametrize(
+    "command", [["chat", "MODEL"], ["generate", "MODEL", "--prompt", "-"]], ids=["chat", "generate"]
+)
+@pytest.mark.parametrize(
+    ("redirect", "shown"),
+    [(r"printf '\377\376' |", "not text in UTF-8"), ("0<&-", "standard input is closed")],
+    ids=["not UTF-8", "closed"],
+)
+def test_standard_input_that_cannot_be_read_is_told(environment, model, command, redirect, shown):
+    words = " ".join([sys.executable, "-m", "ullage", *(model if word == "MODEL" else word for word in command)])
+    line = f"{redirect} {words}" if redirect.endswith("|") else f"{words} {redirect}"
+    done = subprocess.run(["bash", "-c", line], env=environment, capture_output=True, text=True, timeout=WAIT_SECONDS)
+    assert done.returncode == 2
+    assert shown in done.stderr
+    assert "bug" not in done.stderr
+
+
+def test_a_base_model_says_that_it_cannot_chat_before_anybody_types(environment, tmp_path):
+    tiny = tiny_model("llama")
+    base = write_gguf(tmp_path / "base.gguf", tiny, metadata={"tokenizer.chat_template": None})
+    done = ullage(environment, "chat", str(base), text="hello")
+    assert done.returncode == 2
+    assert "no chat template" in done.stderr
