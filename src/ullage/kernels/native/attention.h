@@ -1,8 +1,9 @@
 // Attention of new tokens over a paged KV pool. Included by step.inl.
 //
-// One *item* is up to kMaxAttentionRows query rows of one KV head of one sequence, a row being (token, head of the group).
-// It runs over the context in spans, keeping for each row the largest score and the sum of exponentials so far (online
-// softmax: Milakov and Gimelshein, arXiv:1805.02867; FlashAttention, arXiv:2205.14135), so scratch doesn't grow with it.
+// One *item* is up to kMaxAttentionRows query rows of one KV head of one sequence; a row is (token, head of the group).
+// It runs over the context in spans, keeping for each row the largest score and the sum of exponentials so far, so that
+// scratch doesn't grow with it (online softmax: Milakov and Gimelshein, arXiv:1805.02867; FlashAttention,
+// arXiv:2205.14135).
 
 struct AttentionScratch {
   uint8_t* q;      // [rows][4 * head_size]
@@ -72,6 +73,8 @@ struct Item {
   int batch_row;         // row of the sequence's first new token in the batch
   int position;          // its position
 };
+
+ULLAGE_INLINE int clamp(int value, int most) { return value < 0 ? 0 : value > most ? most : value; }
 
 // Scores to probabilities of one span: masks, rescales what was summed before, packs p for the second product.
 ULLAGE_INLINE void softmax_span(const AttentionScratch& s, int r, int visible_from, int visible_to, int num_tokens,
@@ -149,8 +152,7 @@ static void attend(const Decoder& d, const Layer& layer, const uint8_t* pool, si
       const int from = layer.window ? position + 1 - layer.window - start : 0;
       const int to = position + 1 - start;
       const int num_tokens = num_blocks * block;
-      softmax_span(s, r, from < 0 ? 0 : from > num_tokens ? num_tokens : from, to < 0 ? 0 : to > num_tokens ? num_tokens : to,
-                   num_tokens, head);
+      softmax_span(s, r, clamp(from, num_tokens), clamp(to, num_tokens), num_tokens, head);
     }
     const int value_panels = head / kPanel;
     for (int p = 0; p < value_panels; p += 2) {

@@ -5,8 +5,8 @@
 namespace ullage {
 namespace {
 
-// 10 to 25 microseconds. Fewer would often sleep where the others are about to arrive; more would waste a core each time
-// another program has taken the one of a thread of ours.
+// 10 to 25 microseconds. Fewer would often sleep where the others are about to arrive; more would waste a core each
+// time another program has taken the one of a thread of ours.
 constexpr int kSpins = 500;
 
 void relax() {

@@ -1,5 +1,5 @@
-// How the threads of a step wait for one another: they spin, because what they wait for is microseconds away, then sleep,
-// because on a busy machine the thread they wait for may need this very core.
+// How the threads of a step wait for one another: they spin, because what they wait for is microseconds away, then
+// sleep, because on a busy machine the thread they wait for may need this very core.
 #pragma once
 
 #include <atomic>

@@ -1,5 +1,5 @@
-// The decoder as the kernels see it: plain structs of sizes and pointers. Python owns all memory; nothing is allocated here
-// while a step runs.
+// The decoder as the kernels see it: plain structs of sizes and pointers. Python owns all memory; nothing is allocated
+// here while a step runs.
 #pragma once
 
 #include <atomic>
@@ -10,15 +10,16 @@
 
 namespace ullage {
 
-// A matrix y = W x is stored in *panels* of 16 outputs, so that one 64-byte vector holds one k step of a panel. Two panels
-// are a tile:
+// A matrix y = W x is stored in *panels* of 16 outputs, so that one 64-byte vector holds one k step of a panel. Two
+// panels are a tile:
 //
 //   bf16:  panel[k / 2][16 outputs][2]   two consecutive k of each output; one panel after the other
 //   int8:  panel[k / 4][16 outputs][4]   four consecutive k, as w / scale + 128 (so that it is the unsigned operand);
 //          cut into groups of 32 k with scales of their own: [left panel][right panel][32 float scales], group by group
 //
-// Keys and values live in the KV pool in the same bf16 panels: keys with tokens as outputs and head_size as k, values with
-// head_size as outputs and tokens as k. One multiplication routine then serves weights, scores and the weighted sum.
+// Keys and values live in the KV pool in the same bf16 panels: keys with tokens as outputs and head_size as k, values
+// with head_size as outputs and tokens as k. One multiplication routine then serves weights, scores and the weighted
+// sum.
 constexpr int kPanel = 16;
 constexpr int kGroup = 32;         // k of int8 weights that share a scale; the last group of a row may be half as long
 constexpr int num_groups(int k) { return (k + kGroup - 1) / kGroup; }

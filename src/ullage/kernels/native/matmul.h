@@ -2,8 +2,8 @@
 //
 // A row of activations is kept in the form the multiplication instruction wants, always in 4 bytes per k:
 //   AVX-512 with bf16:  bf16 weights read bf16 pairs;
-//                       int8 weights read hi and lo, two signed bytes with x = scale * (256 hi + lo), which loses nothing
-//                       that matters (one byte would: its error is larger than that of the weights);
+//                       int8 weights read hi and lo, two signed bytes with x = scale * (256 hi + lo), which loses
+//                       nothing that matters (one byte would: its error is larger than that of the weights);
 //   elsewhere:          float32, weights are widened on the fly.
 
 #if defined(__AVX512F__) && defined(__AVX512BF16__) && defined(__AVX512VNNI__)
@@ -190,8 +190,8 @@ ULLAGE_INLINE void in_row_groups(int num_rows, int first, Body&& body) {
   if constexpr (M > 1) in_row_groups<next>(num_rows, first, body);
 }
 
-// Multiplies all rows with the tiles [tile_begin, tile_end) and hands each finished row of a tile (kTileVecs vectors) to
-// finish(row, tile, vectors).
+// Multiplies all rows with the tiles [tile_begin, tile_end) and hands each finished row of a tile (kTileVecs vectors)
+// to finish(row, tile, vectors).
 template <class Finish>
 ULLAGE_INLINE void multiply_tiles(const Matrix& w, const Rows& a, int num_rows, int tile_begin, int tile_end,
                                   Finish&& finish) {

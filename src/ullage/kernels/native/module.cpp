@@ -58,7 +58,12 @@ Matrix matrix_at(const Bytes& arena, size_t offset, int outputs, int k, const st
 class NativeDecoder {
  public:
   NativeDecoder(Bytes weights, Bytes kv_pool, Bytes workspace, Bytes logits, int num_threads, const std::string& isa)
-      : weights_(weights), kv_pool_(kv_pool), workspace_(workspace), logits_(logits), pool_(num_threads), barrier_(num_threads) {
+      : weights_(weights),
+        kv_pool_(kv_pool),
+        workspace_(workspace),
+        logits_(logits),
+        pool_(num_threads),
+        barrier_(num_threads) {
     require(num_threads > 0, "a step needs a thread");
     const Isa* found[3];
     const int count = available_isas(found);
@@ -87,7 +92,7 @@ class NativeDecoder {
             "sizes must be positive, heads a multiple of KV heads");
     require(s.hidden % 16 == 0 && s.intermediate % 16 == 0 && s.head_size % 16 == 0 && s.head_size <= 256,
             "sizes must be multiples of 16, heads at most 256");
-    require(s.block_size % kPanel == 0 && s.block_size <= kSpanTokens, "block size must be a multiple of 16, at most 256");
+    require(s.block_size % kPanel == 0 && s.block_size <= kSpanTokens, "block size must be a multiple of 16 up to 256");
     require(kv_pool_.size() == s.layer_pool_bytes() * s.num_layers, "KV pool isn't of the planned size");
     layers_.assign(s.num_layers, Layer());
     d_.layers = layers_.data();
@@ -138,7 +143,9 @@ class NativeDecoder {
   void set_workspace(int max_rows, nb::dict offsets) {
     require(max_rows > 0, "a step needs a row");
     const Shape& s = d_.shape;
-    const auto piece = [&](const char* name, size_t bytes) { return at(workspace_, nb::cast<size_t>(offsets[name]), bytes); };
+    const auto piece = [&](const char* name, size_t bytes) {
+      return at(workspace_, nb::cast<size_t>(offsets[name]), bytes);
+    };
     const auto rows = [&](const char* name, int width) {  // of 4-byte numbers
       return piece(name, static_cast<size_t>(max_rows) * width * 4);
     };
@@ -157,9 +164,9 @@ class NativeDecoder {
 
   // Runs all rows; leaves logits of the rows asked for in the logits memory, in order. Releases the GIL.
   void step(Ints token_ids, Ints positions, Ints seq_starts, Ints block_tables, Ints table_starts, Ints logit_rows) {
-    const Batch b = {static_cast<int>(token_ids.size()), static_cast<int>(table_starts.size()), static_cast<int>(logit_rows.size()),
-                     token_ids.data(), positions.data(), seq_starts.data(), block_tables.data(), table_starts.data(),
-                     logit_rows.data()};
+    const auto count = [](const Ints& array) { return static_cast<int>(array.size()); };
+    const Batch b = {count(token_ids),   count(table_starts), count(logit_rows),    token_ids.data(),  positions.data(),
+                     seq_starts.data(), block_tables.data(), table_starts.data(), logit_rows.data()};
     check(b, positions.size(), seq_starts.size(), block_tables.size());
     nb::gil_scoped_release release;
     pool_.run([&](int thread) { isa_->run_step(d_, b, barrier_, next_item_, thread); });
@@ -181,14 +188,17 @@ class NativeDecoder {
     require(num_positions == static_cast<size_t>(b.num_rows) && num_starts == static_cast<size_t>(b.num_sequences) + 1,
             "arrays of a step don't fit together");
     require(b.seq_starts[0] == 0 && b.seq_starts[b.num_sequences] == b.num_rows, "sequences don't cover the rows");
-    for (int r = 0; r < b.num_rows; ++r) require(b.token_ids[r] >= 0 && b.token_ids[r] < s.vocab, "token id out of range");
+    for (int r = 0; r < b.num_rows; ++r)
+      require(b.token_ids[r] >= 0 && b.token_ids[r] < s.vocab, "token id out of range");
     for (int q = 0; q < b.num_sequences; ++q) {
       const int first = b.seq_starts[q], end = b.seq_starts[q + 1];
       require(first < end && end <= b.num_rows, "a sequence has no rows");
       for (int r = first; r < end; ++r)
-        require(b.positions[first] >= 0 && b.positions[r] - b.positions[first] == r - first, "positions aren't consecutive");
+        require(b.positions[first] >= 0 && b.positions[r] - b.positions[first] == r - first,
+                "positions aren't consecutive");
       const size_t num_blocks = static_cast<size_t>(b.positions[end - 1]) / s.block_size + 1;
-      require(b.table_starts[q] >= 0 && b.table_starts[q] + num_blocks <= num_table_entries, "block table is too short");
+      require(b.table_starts[q] >= 0 && b.table_starts[q] + num_blocks <= num_table_entries,
+              "block table is too short");
       for (size_t i = 0; i < num_blocks; ++i) {
         const int block = b.block_tables[b.table_starts[q] + i];
         require(block >= 0 && block < s.num_blocks, "block id out of range");
@@ -241,18 +251,20 @@ NB_MODULE(_native, m) {
   // A decoder that lives until the interpreter ends is no leak, and no user can make anything of the warning.
   nb::set_leak_warnings(false);
   m.def("isas", &ullage::isas, "Instruction sets this processor can run, best first.");
-  m.def("pack", &ullage::pack, "arena"_a.noconvert(), "offset"_a, "outputs"_a, "k"_a, "type"_a, "rows"_a, "first_output"_a, "group_stride"_a);
+  m.def("pack", &ullage::pack, "arena"_a.noconvert(), "offset"_a, "outputs"_a, "k"_a, "type"_a, "rows"_a,
+        "first_output"_a, "group_stride"_a);
   nb::class_<NativeDecoder>(m, "Decoder")
       .def(nb::init<ullage::Bytes, ullage::Bytes, ullage::Bytes, ullage::Bytes, int, const std::string&>(),
-           "weights"_a.noconvert(), "kv_pool"_a.noconvert(), "workspace"_a.noconvert(), "logits"_a.noconvert(), "num_threads"_a,
-           "isa"_a)
+           "weights"_a.noconvert(), "kv_pool"_a.noconvert(), "workspace"_a.noconvert(), "logits"_a.noconvert(),
+           "num_threads"_a, "isa"_a)
       .def_prop_ro("isa", &NativeDecoder::isa)
-      .def("set_shape", &NativeDecoder::set_shape, "sizes"_a, "norm_eps"_a, "score_scale"_a, "embedding_scale"_a, "gelu"_a)
+      .def("set_shape", &NativeDecoder::set_shape, "sizes"_a, "norm_eps"_a, "score_scale"_a, "embedding_scale"_a,
+           "gelu"_a)
       .def("add_rope", &NativeDecoder::add_rope, "inv_freq"_a, "attention_factor"_a)
       .def("set_matrix", &NativeDecoder::set_matrix, "layer"_a, "name"_a, "offset"_a, "type"_a)
       .def("set_vector", &NativeDecoder::set_vector, "layer"_a, "name"_a, "offset"_a)
       .def("set_layer", &NativeDecoder::set_layer, "layer"_a, "window"_a, "rope"_a)
       .def("set_workspace", &NativeDecoder::set_workspace, "max_rows"_a, "offsets"_a)
-      .def("step", &NativeDecoder::step, "token_ids"_a, "positions"_a, "seq_starts"_a, "block_tables"_a, "table_starts"_a,
-           "logit_rows"_a);
+      .def("step", &NativeDecoder::step, "token_ids"_a, "positions"_a, "seq_starts"_a, "block_tables"_a,
+           "table_starts"_a, "logit_rows"_a);
 }

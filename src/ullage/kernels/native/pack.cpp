@@ -26,8 +26,10 @@ void pack_row_as_int8(const float* row, int k, int column, uint8_t* group) {
     for (int i = 0; i < size; ++i) peak = std::fmax(peak, std::fabs(row[start + i]));
     scales[column] = peak / 127.0f;
     const float inverse = peak > 1e-30f ? 127.0f / peak : 0.0f;  // of less it would be infinite
-    for (int i = 0; i < size; ++i)
-      panel[(i / 4 * kPanel + column % kPanel) * 4 + i % 4] = static_cast<uint8_t>(std::lrintf(row[start + i] * inverse) + 128);
+    for (int i = 0; i < size; ++i) {
+      const long whole = std::lrintf(row[start + i] * inverse);
+      panel[(i / 4 * kPanel + column % kPanel) * 4 + i % 4] = static_cast<uint8_t>(whole + 128);
+    }
     group = reinterpret_cast<uint8_t*>(scales + kTile);
   }
 }

@@ -11,7 +11,8 @@ namespace ullage {
 
 class ThreadPool {
  public:
-  // The caller of run() is thread 0; num_threads - 1 more are started. Throws std::system_error when the system has no more.
+  // The caller of run() is thread 0; num_threads - 1 more are started.
+  // Throws std::system_error when the system has no more.
   explicit ThreadPool(int num_threads);
   ~ThreadPool() { stop(); }
   ThreadPool(const ThreadPool&) = delete;

@@ -108,17 +108,19 @@ struct CacheBlock {
   int head_size, block_size;
 
   uint16_t& key(int i, int offset) const {
-    return keys[static_cast<size_t>(offset / kPanel) * head_size * kPanel + (i / 2 * kPanel + offset % kPanel) * 2 + i % 2];
+    uint16_t* panel = keys + static_cast<size_t>(offset / kPanel) * head_size * kPanel;
+    return panel[(i / 2 * kPanel + offset % kPanel) * 2 + i % 2];
   }
   uint16_t& value(int i, int offset) const {
-    return values[static_cast<size_t>(i / kPanel) * block_size * kPanel + (offset / 2 * kPanel + i % kPanel) * 2 + offset % 2];
+    uint16_t* panel = values + static_cast<size_t>(i / kPanel) * block_size * kPanel;
+    return panel[(offset / 2 * kPanel + i % kPanel) * 2 + offset % 2];
   }
 };
 
 ULLAGE_INLINE CacheBlock cache_block(const Shape& shape, uint8_t* pool, int block, int kv_head) {
   uint8_t* at = pool + (static_cast<size_t>(block) * shape.num_kv_heads + kv_head) * shape.head_block_bytes();
-  return {reinterpret_cast<uint16_t*>(at), reinterpret_cast<uint16_t*>(at + shape.head_block_bytes() / 2), shape.head_size,
-          shape.block_size};
+  uint16_t* keys = reinterpret_cast<uint16_t*>(at);
+  return {keys, keys + shape.block_size * shape.head_size, shape.head_size, shape.block_size};
 }
 
 static int sequence_of(const Batch& b, int row) {
@@ -128,7 +130,8 @@ static int sequence_of(const Batch& b, int row) {
 }
 
 // Bias, per-head norm and rope of q and k; k and v go to the cache.
-ULLAGE_INLINE void finish_qkv(const Decoder& d, const Batch& b, const Layer& layer, uint8_t* pool, int row, size_t ld_qkv) {
+ULLAGE_INLINE void finish_qkv(const Decoder& d, const Batch& b, const Layer& layer, uint8_t* pool, int row,
+                              size_t ld_qkv) {
   const Shape& shape = d.shape;
   const int head = shape.head_size, half = head / 2;
   float* qkv = d.work.qkv + row * ld_qkv;
@@ -145,8 +148,8 @@ ULLAGE_INLINE void finish_qkv(const Decoder& d, const Batch& b, const Layer& lay
   const float* values = keys + shape.kv_size();
   const int sequence = sequence_of(b, row), position = b.positions[row], offset = position % shape.block_size;
   const int block = b.block_tables[b.table_starts[sequence] + position / shape.block_size];
-  // Attention reads whole blocks and gives the slots behind the last token the weight 0, which isn't enough when a request
-  // before left NaN there. So the step that begins a block clears what it doesn't fill.
+  // Attention reads whole blocks and gives the slots behind the last token the weight 0, which isn't enough when a
+  // request before left NaN there. So the step that begins a block clears what it doesn't fill.
   const int first = b.seq_starts[sequence], last = b.seq_starts[sequence + 1] - 1;
   const bool begins_unfilled_block = row == last && b.positions[first] <= position - offset;
   for (int h = 0; h < shape.num_kv_heads; ++h) {
@@ -184,9 +187,9 @@ ULLAGE_INLINE void gated_product(const Decoder& d, const Matrix& w, int num_rows
                    float* out = d.work.gated + row * ld + static_cast<size_t>(tile) * kPanel;
                    for (int j = 0; j < kTileVecs / 2; ++j) {
                      const Vec gate = values[j], up = values[kTileVecs / 2 + j];
-                     // gelu(x) = x * sigmoid(2 sqrt(2 / pi) (x + 0.044715 x^3)), the tanh form rewritten (arXiv:1606.08415)
-                     const Vec z = silu ? gate
-                                        : gate * splat(1.5957691216057308f) * (splat(1.0f) + splat(0.044715f) * gate * gate);
+                     // gelu(x) = x sigmoid(2 sqrt(2 / pi) x (1 + 0.044715 x^2)): the tanh form, arXiv:1606.08415
+                     const Vec bend = splat(1.0f) + splat(0.044715f) * gate * gate;
+                     const Vec z = silu ? gate : splat(1.5957691216057308f) * gate * bend;
                      store(out + kLanes * j, gate / (splat(1.0f) + exponential(-z)) * up);
                    }
                  });

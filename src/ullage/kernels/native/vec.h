@@ -1,5 +1,6 @@
-// Vectors of the instruction set this file is compiled for, through the compiler's vector extension. Included by step.inl,
-// inside a namespace of its own per instruction set, so that no function compiled for a newer processor is ever shared.
+// Vectors of the instruction set this file is compiled for, through the compiler's vector extension. Included by
+// step.inl, inside a namespace of its own per instruction set, so that no function compiled for a newer processor is
+// ever shared.
 
 #if defined(__AVX512F__)
 #define ULLAGE_LANES 16
