@@ -211,6 +211,22 @@ async def test_what_does_not_end_in_time_ends_with_an_error():
     assert not any(event["choices"][0]["finish_reason"] for event in events[:-1])
 
 
+async def test_a_body_that_never_comes_ends_with_the_drain_time():
+    config = ServiceConfig(port=0, drain_seconds=0.2)
+    async with running_server(ScriptedEngine(), config=config) as server:
+        host, port = server.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 100\r\n\r\n{")
+        await until(lambda: server.server._service._num_active == 1)
+        signal.raise_signal(signal.SIGTERM)
+        async with asyncio.timeout(3):
+            answer = await reader.read()
+            await server.task
+        writer.close()
+    assert answer.startswith(b"HTTP/1.1 503 ")
+    assert b"server_stopping" in answer
+
+
 async def test_a_second_signal_stops_at_once():
     engine = paused_engine()
     async with running_server(engine) as server, httpx.AsyncClient() as client:

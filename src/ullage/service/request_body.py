@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TypeVar
 
 from starlette.requests import ClientDisconnect, Request
@@ -12,7 +13,6 @@ from ullage.base.errors import BodyTimeoutError, BodyTooLargeError, InvalidReque
 from ullage.protocol.fields import check_extra_fields
 from ullage.protocol.generation import GenerationFields
 from ullage.protocol.json_text import parse_json_object, validate
-from ullage.service.config import ServiceConfig
 from ullage.service.disconnect import ClientLeftError
 from ullage.service.service import Service
 
@@ -30,7 +30,7 @@ async def read_fields(service: Service, request: Request, model: type[Fields]) -
     """
     _check_content_type(request.headers)
     with service.body_room.body() as take_room:
-        body = await _read_body(request, service.config, take_room)
+        body = await _read_body(service, request, take_room)
         if len(body) <= QUICK_BODY_BYTES:
             return _parse(model, body)
         return await service.off_loop(_parse, model, body)
@@ -47,26 +47,44 @@ def _check_content_type(headers: Mapping[str, str]) -> None:
         raise InvalidRequestError("the body must be JSON", hint="send the header content-type: application/json")
 
 
-async def _read_body(request: Request, config: ServiceConfig, take_room: Callable[[int], None]) -> bytes:
+async def _read_body(service: Service, request: Request, take_room: Callable[[int], None]) -> bytes:
     """Counts while reading: neither a wrong Content-Length nor chunked encoding gets past the limit."""
+    config = service.config
     limit = config.max_body_bytes
     declared = request.headers.get("content-length", "0")
     if declared.isdecimal() and int(declared[:20]) > limit:
         raise _too_large(limit)
     body = bytearray()
     try:
-        async with asyncio.timeout(config.body_timeout_seconds):
-            async for part in request.stream():
-                if len(body) + len(part) > limit:
-                    raise _too_large(limit)
-                take_room(len(part))
-                body += part
+        async with asyncio.timeout(config.body_timeout_seconds) as clock:
+            with _ends_with(service.cut_off, clock):
+                async for part in request.stream():
+                    if len(body) + len(part) > limit:
+                        raise _too_large(limit)
+                    take_room(len(part))
+                    body += part
     except TimeoutError:
+        if service.cut_off.done():
+            raise service.stopping_error() from None
         message = f"the body did not arrive within {config.body_timeout_seconds:g} s"
         raise BodyTimeoutError(message) from None
     except ClientDisconnect:
         raise ClientLeftError from None
     return bytes(body)
+
+
+@contextmanager
+def _ends_with(event: asyncio.Future[None], clock: asyncio.Timeout) -> Iterator[None]:
+    """Lets the clock run out when the event comes."""
+
+    def run_out(_: asyncio.Future[None]) -> None:
+        clock.reschedule(asyncio.get_running_loop().time())
+
+    event.add_done_callback(run_out)
+    try:
+        yield
+    finally:
+        event.remove_done_callback(run_out)
 
 
 def _too_large(limit: int) -> BodyTooLargeError:
