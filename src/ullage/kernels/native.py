@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from ullage.base.errors import ConfigError, EngineError
 from ullage.kernels.layout import PANEL_OUTPUTS, PackedMatrix, PackedVector, WeightLayout, WorkspaceLayout
-from ullage.models.spec import ModelSpec, RopeSpec, expected_tensors
+from ullage.kernels.reference import inverse_frequencies
+from ullage.models.spec import ModelSpec, expected_tensors
 
 if TYPE_CHECKING:
     from ullage.models.model_file import ModelFile
@@ -178,14 +179,6 @@ def _copy_vector(model: ModelFile, vector: PackedVector, arena: NDArray[np.uint8
     values = np.concatenate([model.read_tensor(name) for name in vector.sources]).astype(np.float32, copy=False)
     assert values.shape == (vector.length,)
     arena[vector.offset : vector.offset + 4 * vector.length] = values.view(np.uint8)
-
-
-def inverse_frequencies(rope: RopeSpec, head_size: int) -> NDArray[np.float64]:
-    """``[head_size / 2]``, see ``RopeSpec``."""
-    frequencies = rope.theta ** (-np.arange(0, head_size, 2, dtype=np.float64) / head_size)
-    if rope.freq_factors is not None:
-        frequencies = frequencies / np.asarray(rope.freq_factors, dtype=np.float64)
-    return frequencies
 
 
 def _bytes_of(memory: memoryview) -> NDArray[np.uint8]:

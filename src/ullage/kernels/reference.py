@@ -43,17 +43,21 @@ def rms_norm(x: Floats, weight: Floats, eps: float) -> Floats:
     return x / root * weight
 
 
+def inverse_frequencies(rope: RopeSpec, head_size: int) -> NDArray[np.float64]:
+    """``[head_size / 2]``, see ``RopeSpec``."""
+    frequencies = rope.theta ** (-np.arange(0, head_size, 2, dtype=np.float64) / head_size)
+    if rope.freq_factors is not None:
+        frequencies = frequencies / np.asarray(rope.freq_factors, dtype=np.float64)
+    return frequencies
+
+
 def rope_tables(rope: RopeSpec, head_size: int, positions: Integers) -> tuple[Floats, Floats]:
     """Cosine and sine of each position's angles; computed in float64, because far positions have large angles.
 
     :param positions: [rows]
     :returns: two of [rows, head_size / 2]
     """
-    exponents = np.arange(0, head_size, 2, dtype=np.float64) / head_size
-    frequencies = rope.theta**-exponents
-    if rope.freq_factors is not None:
-        frequencies /= np.asarray(rope.freq_factors)
-    angles = np.outer(positions, frequencies)
+    angles = np.outer(positions, inverse_frequencies(rope, head_size))
     cos, sin = np.cos(angles) * rope.attention_factor, np.sin(angles) * rope.attention_factor
     return cos.astype(np.float32), sin.astype(np.float32)
 
