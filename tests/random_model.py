@@ -43,6 +43,12 @@ class RandomModel:
     def read_rows(self, name: str, first: int, count: int) -> NDArray[np.float32]:
         return self.read_tensor(name)[first : first + count]
 
+    def stored_type(self, name: str) -> str:
+        return "F32"
+
+    def read_stored_rows(self, name: str, first: int, count: int) -> NoReturn:
+        raise AssertionError("a random model has no blocks")
+
     def stored_bytes(self) -> int:
         return sum(self.read_tensor(name).nbytes for name in self.tensor_names())
 

@@ -19,14 +19,15 @@ from ullage.engine.numpy_runner import NumpyRunner
 from ullage.engine.runner import ModelRunner
 from ullage.engine.sampling_params import SamplingParams
 from ullage.engine.step import SampledToken, ScheduledRequest, ScheduledStep
-from ullage.kernels.layout import WeightType, native_memory, numpy_memory
+from ullage.kernels.layout import KVType, native_memory, numpy_memory, tensor_types
+from ullage.kernels.weight_formats import WeightType
 from ullage.models.model_file import ModelFile
 from ullage.models.open_model import open_model
 from ullage.plan.ledger import MemoryLedger
 
 BLOCK_SIZE = 16
 MAX_NUM_BATCHED_TOKENS = 1024
-GREEDY = SamplingParams(temperature=0.0, max_tokens=48, logprobs=10)  # more than five: ranks 5 and 6 may swap
+GREEDY = SamplingParams(temperature=0.0, max_tokens=48, logprobs=20)  # more than five: ranks 5 and 6 may swap
 REFERENCES = {"smollm2": "smollm2-135m-instruct-q4_1.json", "gemma3-270m": "gemma-3-270m-q4_k_m.json"}
 
 
@@ -45,7 +46,12 @@ def build_numpy_runner(model: ModelFile, num_blocks: int, max_num_seqs: int) -> 
 
 
 def build_native_runner(
-    model: ModelFile, num_blocks: int, max_num_seqs: int, weight_type: WeightType = "bf16"
+    model: ModelFile,
+    num_blocks: int,
+    max_num_seqs: int,
+    weight_type: WeightType = "file",
+    kv_type: KVType = "bf16",
+    isa: str | None = None,
 ) -> ModelRunner:
     planned = native_memory(
         model.spec,
@@ -53,6 +59,8 @@ def build_native_runner(
         BLOCK_SIZE,
         max_num_seqs,
         weight_type=weight_type,
+        stored_types=tensor_types(model),
+        kv_type=kv_type,
         max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS,
         num_threads=2,
     )
@@ -65,7 +73,9 @@ def build_native_runner(
         max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS,
         max_num_seqs=max_num_seqs,
         weight_type=weight_type,
+        kv_type=kv_type,
         num_threads=2,
+        isa=isa,
     )
     ledger.check_complete()
     return runner
@@ -86,7 +96,13 @@ class RunnerCase:
 
 RUNNERS = {
     "numpy": RunnerCase(build_numpy_runner, close_call=0.0, mean_error=0.01, max_error=0.01),
-    "native bf16": RunnerCase(build_native_runner, close_call=0.15, mean_error=0.02, max_error=0.5),
+    "native": RunnerCase(build_native_runner, close_call=0.15, mean_error=0.02, max_error=0.5),
+    "native bf16": RunnerCase(
+        partial(build_native_runner, weight_type="bf16"), close_call=0.15, mean_error=0.02, max_error=0.5
+    ),
+    "native, int8 KV": RunnerCase(
+        partial(build_native_runner, kv_type="int8"), close_call=0.15, mean_error=0.04, max_error=2.0
+    ),
     "native int8": RunnerCase(
         partial(build_native_runner, weight_type="int8"), close_call=0.15, mean_error=0.04, max_error=2.0
     ),

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from ullage.plan.ledger import MemoryLedger
     from ullage.plan.memory import Plan, PlanRequest
 
-DEFAULT_WEIGHT_TYPE: Literal["bf16"] = "bf16"
+DEFAULT_WEIGHT_TYPE: Literal["file"] = "file"
+DEFAULT_KV_TYPE: Literal["bf16"] = "bf16"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +47,15 @@ class EngineOptions:
         in_bytes=True,
     )
     enable_prefix_caching: bool = setting(True, "Reuse the keys and values of equal prompt beginnings.")
-    weight_type: Literal["bf16", "int8"] = setting(
-        DEFAULT_WEIGHT_TYPE, "How the native runner holds matrices in memory."
+    weight_type: Literal["file", "bf16", "int8", "int4"] = setting(
+        DEFAULT_WEIGHT_TYPE,
+        "How the native runner holds matrices: as the file does (GGUF blocks without loss, else bf16), or rounded.",
+    )
+    kv_cache_dtype: Literal["bf16", "int8"] = setting(
+        DEFAULT_KV_TYPE, "How the native runner holds keys and values; int8 has a scale per token and head."
+    )
+    isa: Literal["auto", "avx512", "avx2", "portable"] = setting(
+        "auto", "Instruction set of the native runner; auto takes the best this processor has."
     )
     runner: Literal["auto", "native", "numpy"] = setting(
         "auto", "What runs the model; auto is native where the kernels were compiled, else the slow numpy reference."
@@ -96,13 +104,13 @@ def build_engine(model_path: Path, options: EngineOptions) -> BuiltEngine:
         check_tokenizer(model_path, tokenizer, model.spec)
         source = model.chat_template()
         chat_template = None if source is None else ChatTemplate(source, tokenizer)
-        plan = plan_engine(model.spec, plan_request)
+        plan = plan_engine(model, plan_request)
         scheduler_config = SchedulerConfig(
             plan.max_model_len, options.max_num_seqs, options.max_num_batched_tokens, options.max_waiting_requests
         )
         kv_config = KVCacheConfig(plan.num_blocks, plan.block_size, plan.token_bytes, options.enable_prefix_caching)
         ledger = MemoryLedger(plan.planned_bytes())
-        runner = _build_runner(model, ledger, plan, plan_request)
+        runner = _build_runner(model, ledger, plan, plan_request, options.isa)
         ledger.check_complete()
     finally:
         model.close()
@@ -153,16 +161,19 @@ def make_plan_request(options: EngineOptions, runner_kind: Literal["native", "nu
     if runner_kind == "numpy":
         native_only = {
             "weight_type": options.weight_type != DEFAULT_WEIGHT_TYPE,
+            "kv_cache_dtype": options.kv_cache_dtype != DEFAULT_KV_TYPE,
+            "isa": options.isa != "auto",
             "threads": options.threads is not None,
         }
         for name in (name for name, given in native_only.items() if given):
             raise ConfigError(
-                f"{name} is {getattr(options, name)}, but the numpy runner has only float32 weights and no threads",
+                f"{name} is {getattr(options, name)}, but the numpy runner has only float32 and one way to run",
                 hint=f"leave {name} out, or use the native runner",
             )
     return PlanRequest(
         runner=runner_kind,
         weight_type=options.weight_type,
+        kv_type=options.kv_cache_dtype,
         block_size=options.block_size,
         max_model_len=options.max_model_len,
         max_num_seqs=options.max_num_seqs,
@@ -189,19 +200,28 @@ def check_tokenizer(path: Path, tokenizer: Tokenizer, spec: ModelSpec) -> None:
             )
 
 
-def plan_engine(spec: ModelSpec, request: PlanRequest) -> Plan:
+def plan_engine(model: ModelFile, request: PlanRequest) -> Plan:
     """The plan for this process on this machine, as they are now.
 
     :raises ConfigError: an option that this model can't honour
     :raises PlanError: more memory than there is
     """
+    from ullage.kernels.layout import tensor_types
     from ullage.plan.machine import available_memory_bytes, resident_bytes
     from ullage.plan.memory import make_plan
 
-    return make_plan(spec, request, available_bytes=available_memory_bytes(), runtime_bytes=resident_bytes())
+    return make_plan(
+        model.spec,
+        tensor_types(model),
+        request,
+        available_bytes=available_memory_bytes(),
+        runtime_bytes=resident_bytes(),
+    )
 
 
-def _build_runner(model: ModelFile, ledger: MemoryLedger, plan: Plan, request: PlanRequest) -> ModelRunner:
+def _build_runner(
+    model: ModelFile, ledger: MemoryLedger, plan: Plan, request: PlanRequest, isa: str
+) -> ModelRunner:
     if request.runner == "numpy":
         from ullage.engine.numpy_runner import NumpyRunner
 
@@ -223,5 +243,7 @@ def _build_runner(model: ModelFile, ledger: MemoryLedger, plan: Plan, request: P
         max_num_batched_tokens=request.max_num_batched_tokens,
         max_num_seqs=request.max_num_seqs,
         weight_type=request.weight_type,
+        kv_type=request.kv_type,
         num_threads=request.num_threads,
+        isa=None if isa == "auto" else isa,
     )

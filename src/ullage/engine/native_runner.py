@@ -9,14 +9,16 @@ import numpy as np
 from ullage.engine.sampler import sample
 from ullage.engine.step import SampledToken, ScheduledStep
 from ullage.kernels.layout import (
-    WeightType,
+    KVType,
     check_runnable,
     kv_block_bytes,
     logits_bytes,
+    tensor_types,
     weight_layout,
     workspace_layout,
 )
 from ullage.kernels.native import NativeDecoder
+from ullage.kernels.weight_formats import WeightType
 from ullage.models.model_file import ModelFile
 from ullage.plan.ledger import MemoryLedger
 
@@ -24,7 +26,7 @@ from ullage.plan.ledger import MemoryLedger
 class NativeRunner:
     """A ``ModelRunner`` on this machine's cores.
 
-    Takes everything it needs from the ledger: packed weights, bf16 KV pool, workspace, logits.
+    Takes everything it needs from the ledger: packed weights, KV pool, workspace, logits.
 
     :param num_threads: threads of a step; one per core is best
     :param isa: force an instruction set (``avx512``, ``avx2``, ``portable``); None takes the best there is
@@ -41,28 +43,31 @@ class NativeRunner:
         max_num_batched_tokens: int,
         max_num_seqs: int,
         weight_type: WeightType,
+        kv_type: KVType,
         num_threads: int,
         isa: str | None = None,
     ) -> None:
         spec = model.spec
         check_runnable(spec, block_size)
-        layout = weight_layout(spec, weight_type)
-        workspace = workspace_layout(spec, max_num_batched_tokens, num_threads)
+        layout = weight_layout(spec, weight_type, tensor_types(model))
+        workspace = workspace_layout(spec, max_num_batched_tokens, num_threads, block_size, kv_type)
         self._decoder: NativeDecoder | None = NativeDecoder(
             model,
             layout,
             workspace,
             weights=ledger.allocate("weights", layout.num_bytes),
-            kv_pool=ledger.allocate("kv_pool", num_blocks * kv_block_bytes(spec, block_size)),
+            kv_pool=ledger.allocate("kv_pool", num_blocks * kv_block_bytes(spec, block_size, kv_type)),
             workspace=ledger.allocate("workspace", workspace.num_bytes),
             logits=ledger.allocate("logits", logits_bytes(spec, max_num_seqs)),
             block_size=block_size,
             num_blocks=num_blocks,
             max_num_tokens=max_num_batched_tokens,
             num_threads=num_threads,
+            kv_type=kv_type,
             isa=isa,
         )
-        self.name = f"native ({self._decoder.isa}, {weight_type} weights, {num_threads} threads)"
+        forms = "+".join(layout.bytes_by_format())
+        self.name = f"native ({self._decoder.isa}, {forms} weights, {kv_type} KV, {num_threads} threads)"
 
     def execute(self, step: ScheduledStep) -> list[SampledToken]:
         assert self._decoder is not None, "executed after close"
@@ -86,6 +91,11 @@ class NativeRunner:
             np.array([row for _, row in sampled], np.int32),
         )
         return sample(logits, [request for request, _ in sampled]) if sampled else []
+
+    def stage_seconds(self) -> dict[str, float]:
+        """Seconds spent in each kind of operator since the beginning."""
+        assert self._decoder is not None, "asked after close"
+        return self._decoder.stage_seconds()
 
     def close(self) -> None:
         self._decoder = None

@@ -1,70 +1,81 @@
 """Where every byte of a runner's memory goes: the planner counts from here, the runner allocates from here.
 
-The native decoder's weights lie in one arena in the order of execution, each piece on a 64-byte boundary. The panel
-format itself is described in ``native/decoder.h``.
+The native decoder's weights lie in one arena in the order of execution, each piece on a 64-byte boundary. The formats
+themselves are described in ``native/formats.h``.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from ullage.base.errors import ConfigError
+from ullage.kernels.program import PANEL_OUTPUTS, MatrixSource, Operator, decoder_program
+from ullage.kernels.weight_formats import K_MULTIPLE, TILE_OUTPUTS, WeightFormat, WeightType, matrix_format
 from ullage.models.spec import ModelSpec, expected_tensors
 
-WeightType = Literal["bf16", "int8"]
-WEIGHT_TYPES: tuple[WeightType, ...] = ("bf16", "int8")
+if TYPE_CHECKING:
+    from ullage.models.model_file import ModelFile
 
-PANEL_OUTPUTS = 16
-TILE_OUTPUTS = 32
-GROUP_TERMS = 32  # of int8 weights share a scale
-KV_ELEMENT_BYTES = 2  # bf16
+KVType = Literal["bf16", "int8"]
+KV_TYPES: tuple[KVType, ...] = ("bf16", "int8")
+
 ATTENTION_ROWS = 12  # kMaxAttentionRows in native/decoder.h
 SPAN_TOKENS = 256  # kSpanTokens
+FEW_ROWS = 4  # kFewRows
+MAX_PARTS = 16  # kMaxParts
 ALIGNMENT = 64
 
 
 @dataclass(frozen=True, slots=True)
-class RowPlacement:
-    """Which rows of a packed matrix a canonical tensor fills: row r goes to
-    ``first_output + r // 16 * group_stride + r % 16``."""
-
-    tensor: str
-    first_output: int
-    group_stride: int = PANEL_OUTPUTS
-
-
-@dataclass(frozen=True, slots=True)
 class PackedMatrix:
-    name: str
-    layer: int
-    """-1 outside the layers."""
-    sources: tuple[RowPlacement, ...]
+    source: MatrixSource
+    format: WeightFormat
     outputs: int
     """Padded to whole tiles."""
     k: int
+    """Padded to whole groups."""
     offset: int
     num_bytes: int
+    carries: bool
+    """Whether blocks of the file are carried over; else floats are rounded."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackedVector:
     """float32 values of one or more canonical tensors, one after another."""
 
-    name: str
-    layer: int
     sources: tuple[str, ...]
     length: int
     offset: int
 
 
 @dataclass(frozen=True, slots=True)
+class PackedOperator:
+    """An operator and where its weights lie."""
+
+    operator: Operator
+    matrix: PackedMatrix | None
+    vectors: dict[str, PackedVector]
+
+
+@dataclass(frozen=True, slots=True)
 class WeightLayout:
-    weight_type: WeightType
-    matrices: tuple[PackedMatrix, ...]
-    vectors: tuple[PackedVector, ...]
+    operators: tuple[PackedOperator, ...]
     num_bytes: int
+
+    def matrices(self) -> list[PackedMatrix]:
+        """Each once, though the embedding may serve two operators."""
+        return list({each.matrix.offset: each.matrix for each in self.operators if each.matrix}.values())
+
+    def bytes_by_format(self) -> dict[str, int]:
+        """Bytes of matrices by the name of their format, the largest first."""
+        totals: dict[str, int] = {}
+        for matrix in self.matrices():
+            totals[matrix.format.name] = totals.get(matrix.format.name, 0) + matrix.num_bytes
+        return dict(sorted(totals.items(), key=lambda item: -item[1]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,98 +111,70 @@ def check_runnable(spec: ModelSpec, block_size: int) -> None:
         raise ConfigError(f"block size {block_size} isn't a multiple of 16 up to 256", hint="use 16, 32 or 64")
 
 
-def matrix_bytes(outputs: int, k: int, weight_type: WeightType) -> int:
-    """Bytes of a packed matrix; int8 adds one float32 scale per output and group of 32 k."""
-    return outputs * k * 2 if weight_type == "bf16" else outputs * k + outputs * -(-k // GROUP_TERMS) * 4
+def weight_layout(spec: ModelSpec, weight_type: WeightType, stored_types: Mapping[str, str]) -> WeightLayout:
+    """The arena of one model: everything in the order in which a step reads it.
 
+    :param stored_types: type in the file by canonical tensor name
+    """
+    shapes = expected_tensors(spec)
+    placed: dict[MatrixSource, PackedMatrix] = {}
+    operators: list[PackedOperator] = []
+    end = 0
 
-def weight_layout(spec: ModelSpec, weight_type: WeightType) -> WeightLayout:
-    """The arena of one model."""
-    arena = _WeightArena(weight_type)
-    arena.matrix("embed", -1, [RowPlacement("embed", 0)], spec.vocab_size, spec.hidden_size)
-    for i in range(spec.num_layers):
-        _lay_out_layer(arena, spec, i)
-    arena.vector("final_norm", -1, ["final_norm"], spec.hidden_size)
-    if not spec.tied_embeddings:
-        arena.matrix("lm_head", -1, [RowPlacement("lm_head", 0)], spec.vocab_size, spec.hidden_size)
-    return arena.finish()
-
-
-def _lay_out_layer(arena: _WeightArena, spec: ModelSpec, i: int) -> None:
-    def tensor(name: str) -> str:
-        return f"layers.{i}.{name}"
-
-    q_size, kv_size, inter = spec.q_size, spec.kv_size, spec.intermediate_size
-    arena.vector("attn_norm", i, [tensor("attn_norm")], spec.hidden_size)
-    qkv = [
-        RowPlacement(tensor("q"), 0),
-        RowPlacement(tensor("k"), q_size),
-        RowPlacement(tensor("v"), q_size + kv_size),
-    ]
-    arena.matrix("qkv", i, qkv, q_size + 2 * kv_size, spec.hidden_size)
-    if spec.qkv_bias:
-        biases = [tensor("q_bias"), tensor("k_bias"), tensor("v_bias")]
-        arena.vector("qkv_bias", i, biases, q_size + 2 * kv_size)
-    if spec.qk_norm:
-        arena.vector("q_norm", i, [tensor("q_norm")], spec.head_size)
-        arena.vector("k_norm", i, [tensor("k_norm")], spec.head_size)
-    arena.matrix("o", i, [RowPlacement(tensor("o"), 0)], spec.hidden_size, q_size)
-    if spec.post_norms:
-        arena.vector("post_attn_norm", i, [tensor("post_attn_norm")], spec.hidden_size)
-    arena.vector("ffn_norm", i, [tensor("ffn_norm")], spec.hidden_size)
-    # 16 gate rows, then the 16 up rows they are multiplied with: the product is taken where both are at hand.
-    gate_up = [
-        RowPlacement(tensor("gate"), 0, group_stride=TILE_OUTPUTS),
-        RowPlacement(tensor("up"), PANEL_OUTPUTS, group_stride=TILE_OUTPUTS),
-    ]
-    arena.matrix("gate_up", i, gate_up, 2 * inter, spec.hidden_size)
-    arena.matrix("down", i, [RowPlacement(tensor("down"), 0)], spec.hidden_size, inter)
-    if spec.post_norms:
-        arena.vector("post_ffn_norm", i, [tensor("post_ffn_norm")], spec.hidden_size)
-
-
-class _WeightArena:
-    """Hands out consecutive pieces."""
-
-    def __init__(self, weight_type: WeightType) -> None:
-        self._type = weight_type
-        self._matrices: list[PackedMatrix] = []
-        self._vectors: list[PackedVector] = []
-        self._end = 0
-
-    def _take(self, num_bytes: int) -> int:
-        offset = self._end
-        self._end = _round_up(offset + num_bytes, ALIGNMENT)
+    def take(num_bytes: int) -> int:
+        nonlocal end
+        offset = end
+        end = _round_up(offset + num_bytes, ALIGNMENT)
         return offset
 
-    def matrix(self, name: str, layer: int, sources: list[RowPlacement], rows: int, k: int) -> None:
-        outputs = _round_up(rows, TILE_OUTPUTS)
-        num_bytes = matrix_bytes(outputs, k, self._type)
-        offset = self._take(num_bytes)
-        self._matrices.append(PackedMatrix(name, layer, tuple(sources), outputs, k, offset, num_bytes))
+    def place(source: MatrixSource) -> PackedMatrix:
+        if source not in placed:
+            types = [stored_types[rows.tensor] for rows in source.rows]
+            is_vocabulary = source.rows[0].tensor in ("embed", "lm_head")
+            form = matrix_format(weight_type, types, is_vocabulary=is_vocabulary)
+            outputs, k = _round_up(source.outputs, TILE_OUTPUTS), _round_up(source.k, K_MULTIPLE)
+            num_bytes = outputs // TILE_OUTPUTS * form.tile_bytes(k)
+            carries = weight_type == "file" and form.name != "bf16"
+            placed[source] = PackedMatrix(source, form, outputs, k, take(num_bytes), num_bytes, carries)
+        return placed[source]
 
-    def vector(self, name: str, layer: int, sources: list[str], length: int) -> None:
-        self._vectors.append(PackedVector(name, layer, tuple(sources), length, self._take(4 * length)))
+    for operator in decoder_program(spec):
+        vectors: dict[str, PackedVector] = {}
+        for name, sources in operator.vectors.items():
+            length = sum(math.prod(shapes[tensor]) for tensor in sources)
+            vectors[name] = PackedVector(sources, length, take(4 * length))
+        operators.append(PackedOperator(operator, place(operator.matrix) if operator.matrix else None, vectors))
+    return WeightLayout(tuple(operators), end)
 
-    def finish(self) -> WeightLayout:
-        return WeightLayout(self._type, tuple(self._matrices), tuple(self._vectors), self._end)
+
+def tensor_types(model: ModelFile) -> dict[str, str]:
+    """Type in the file by canonical tensor name."""
+    return {name: model.stored_type(name) for name in model.tensor_names()}
 
 
-def workspace_layout(spec: ModelSpec, max_num_tokens: int, num_threads: int) -> WorkspaceLayout:
+def workspace_layout(
+    spec: ModelSpec, max_num_tokens: int, num_threads: int, block_size: int, kv_type: KVType
+) -> WorkspaceLayout:
     """Scratch memory of a step of at most ``max_num_tokens`` tokens."""
     rows = max_num_tokens
+    rows_and_own = rows + num_threads * FEW_ROWS
     ropes = len({layer.rope for layer in spec.layers})
-    max_k = max(spec.hidden_size, spec.q_size, spec.intermediate_size)
+    hidden, intermediate = _round_up(spec.hidden_size, K_MULTIPLE), _round_up(spec.intermediate_size, K_MULTIPLE)
+    max_k = max(hidden, _round_up(spec.q_size, K_MULTIPLE), intermediate)
     ld_qkv = _round_up(spec.q_size + 2 * spec.kv_size, TILE_OUTPUTS)
-    thread_bytes = ATTENTION_ROWS * 4 * 2 * (spec.head_size + SPAN_TOKENS) + 2 * 64
+    attention_bytes = ATTENTION_ROWS * 4 * 2 * (spec.head_size + SPAN_TOKENS) + 2 * 64
+    if kv_type == "int8":  # keys or values of a block as bf16, scales of a span
+        attention_bytes += block_size * spec.head_size * 2 + 4 * 2 * SPAN_TOKENS
+    thread_bytes = attention_bytes + TILE_OUTPUTS * max_k * 2 + 4 * 2 * hidden
     sizes = {
-        "x": rows * spec.hidden_size * 4,
+        "x": rows_and_own * spec.hidden_size * 4,
         "branch": rows * (spec.hidden_size + TILE_OUTPUTS) * 4,
         "qkv": rows * ld_qkv * 4,
         "attention": rows * spec.q_size * 4,
         "gated": rows * spec.intermediate_size * 4,
-        "activations": rows * max_k * 4,
+        "activations": rows_and_own * max_k * 4,
         "rope": ropes * rows * spec.head_size * 4,
+        "parts": FEW_ROWS * spec.num_heads * MAX_PARTS * (spec.head_size + PANEL_OUTPUTS) * 4,
         "per_thread": num_threads * thread_bytes,
     }
     offsets: dict[str, int] = {}
@@ -202,9 +185,15 @@ def workspace_layout(spec: ModelSpec, max_num_tokens: int, num_threads: int) -> 
     return WorkspaceLayout(offsets, end)
 
 
-def kv_block_bytes(spec: ModelSpec, block_size: int) -> int:
-    """Bytes of one block over all layers: 2 (K and V) x layers x KV heads x head size x block size x 2 (bf16)."""
-    return 2 * spec.num_layers * spec.kv_size * block_size * KV_ELEMENT_BYTES
+def kv_token_bytes(spec: ModelSpec, kv_type: KVType) -> int:
+    """Bytes of one token over all layers: 2 (K and V) x layers x KV heads x (head size x bytes each + its scale)."""
+    head_bytes = spec.head_size * 2 if kv_type == "bf16" else spec.head_size + 4
+    return 2 * spec.num_layers * spec.num_kv_heads * head_bytes
+
+
+def kv_block_bytes(spec: ModelSpec, block_size: int, kv_type: KVType) -> int:
+    """Bytes of one block over all layers."""
+    return block_size * kv_token_bytes(spec, kv_type)
 
 
 def logits_bytes(spec: ModelSpec, max_num_seqs: int) -> int:
@@ -239,14 +228,16 @@ def native_memory(
     max_num_seqs: int,
     *,
     weight_type: WeightType,
+    stored_types: Mapping[str, str],
+    kv_type: KVType,
     max_num_batched_tokens: int,
     num_threads: int,
 ) -> dict[str, int]:
     """Bytes by ledger account that a ``NativeRunner`` allocates, exactly."""
     return {
-        "weights": weight_layout(spec, weight_type).num_bytes,
-        "kv_pool": num_blocks * kv_block_bytes(spec, block_size),
-        "workspace": workspace_layout(spec, max_num_batched_tokens, num_threads).num_bytes,
+        "weights": weight_layout(spec, weight_type, stored_types).num_bytes,
+        "kv_pool": num_blocks * kv_block_bytes(spec, block_size, kv_type),
+        "workspace": workspace_layout(spec, max_num_batched_tokens, num_threads, block_size, kv_type).num_bytes,
         "logits": logits_bytes(spec, max_num_seqs),
     }
 

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ullage.base.errors import ConfigError, EngineError
-from ullage.kernels.layout import PANEL_OUTPUTS, PackedMatrix, PackedVector, WeightLayout, WorkspaceLayout
+from ullage.base.errors import ConfigError, EngineError, ModelFileError
+from ullage.kernels.layout import (
+    KVType,
+    PackedMatrix,
+    PackedOperator,
+    PackedVector,
+    WeightLayout,
+    WorkspaceLayout,
+)
+from ullage.kernels.program import PANEL_OUTPUTS, Rows
 from ullage.kernels.reference import inverse_frequencies
-from ullage.models.spec import ModelSpec, expected_tensors
+from ullage.models.spec import ModelSpec, RopeSpec, expected_tensors
 
 if TYPE_CHECKING:
     from ullage.models.model_file import ModelFile
@@ -64,6 +71,7 @@ class NativeDecoder:
         num_blocks: int,
         max_num_tokens: int,
         num_threads: int,
+        kv_type: KVType,
         isa: str | None,
     ) -> None:
         if _native is None:
@@ -75,7 +83,7 @@ class NativeDecoder:
         spec = model.spec
         arena = _bytes_of(weights)
         self._logits: NDArray[np.float32] = np.frombuffer(logits, np.float32).reshape(
-            -1, _padded_vocabulary(layout, spec)
+            -1, _padded_vocabulary(layout)
         )
         self._spec = spec
         try:
@@ -90,28 +98,38 @@ class NativeDecoder:
             spec.score_scale,
             spec.embedding_scale,
             spec.activation == "gelu_tanh",
+            kv_type,
         )
-        self._add_ropes(spec)
+        ropes = self._add_ropes(spec)
+        for operator in layout.operators:
+            self._add_operator(spec, operator, ropes)
         self._decoder.set_workspace(max_num_tokens, workspace_layout.offsets)
-        for matrix in layout.matrices:
-            self._decoder.set_matrix(matrix.layer, matrix.name, matrix.offset, layout.weight_type)
-        if spec.tied_embeddings:
-            embed = next(m for m in layout.matrices if m.name == "embed")
-            self._decoder.set_matrix(-1, "lm_head", embed.offset, layout.weight_type)
-        for vector in layout.vectors:
-            self._decoder.set_vector(vector.layer, vector.name, vector.offset)
         pack_weights(model, layout, arena)
 
     @property
     def isa(self) -> str:
         return str(self._decoder.isa)
 
-    def _add_ropes(self, spec: ModelSpec) -> None:
+    def stage_seconds(self) -> dict[str, float]:
+        """Seconds spent in each kind of operator since the beginning, waiting included."""
+        return dict(self._decoder.stage_seconds())
+
+    def _add_ropes(self, spec: ModelSpec) -> list[RopeSpec]:
         ropes = list(dict.fromkeys(layer.rope for layer in spec.layers))
         for rope in ropes:
             self._decoder.add_rope(inverse_frequencies(rope, spec.head_size), rope.attention_factor)
-        for i, layer in enumerate(spec.layers):
-            self._decoder.set_layer(i, layer.window or 0, ropes.index(layer.rope))
+        return ropes
+
+    def _add_operator(self, spec: ModelSpec, packed: PackedOperator, ropes: list[RopeSpec]) -> None:
+        operator = packed.operator
+        layer = spec.layers[max(operator.layer, 0)]
+        self._decoder.add_operator(
+            operator.kind, operator.layer, layer.window or 0, ropes.index(layer.rope), operator.adds_branch
+        )
+        if packed.matrix is not None:
+            self._decoder.set_matrix(packed.matrix.offset, packed.matrix.format.name)
+        for name, vector in packed.vectors.items():
+            self._decoder.set_vector(name, vector.offset)
 
     def step(
         self,
@@ -141,38 +159,35 @@ class NativeDecoder:
 
 
 def pack_weights(model: ModelFile, layout: WeightLayout, arena: NDArray[np.uint8]) -> None:
-    """Reads tensor by tensor and packs each into its place."""
-    for matrix in layout.matrices:
-        _pack_matrix(model, matrix, layout, arena)
-    for vector in layout.vectors:
-        _copy_vector(model, vector, arena)
+    """Reads tensor by tensor and packs each into its place.
+
+    :raises ModelFileError: a tensor holds NaN or infinity
+    """
+    for matrix in layout.matrices():
+        for rows in matrix.source.rows:
+            _pack_rows(model, matrix, rows, arena)
+    for operator in layout.operators:
+        for vector in operator.vectors.values():
+            _copy_vector(model, vector, arena)
 
 
-def _pack_matrix(model: ModelFile, matrix: PackedMatrix, layout: WeightLayout, arena: NDArray[np.uint8]) -> None:
-    shapes = expected_tensors(model.spec)
-    for source in matrix.sources:
-        num_rows = shapes[source.tensor][0]
-        for first, rows in _pieces(model, source.tensor, num_rows, matrix.k):
-            _native.pack(
-                arena,
-                matrix.offset,
-                matrix.outputs,
-                matrix.k,
-                layout.weight_type,
-                rows,
-                source.first_output + first // PANEL_OUTPUTS * source.group_stride,
-                source.group_stride,
-            )
-
-
-def _pieces(model: ModelFile, name: str, num_rows: int, k: int) -> Iterator[tuple[int, NDArray[np.float32]]]:
-    """(first row, rows). A large matrix, an embedding above all, is never in memory whole as float32."""
-    if num_rows * k <= PIECE_ELEMENTS:
-        yield 0, model.read_tensor(name)
-        return
+def _pack_rows(model: ModelFile, matrix: PackedMatrix, source: Rows, arena: NDArray[np.uint8]) -> None:
+    """The rows of one tensor, a piece at a time: an embedding is never in memory whole as float32."""
+    num_rows, k = expected_tensors(model.spec)[source.tensor]
+    stored_type = model.stored_type(source.tensor)
+    carried = matrix.carries
     step = max(PIECE_ELEMENTS // k // PANEL_OUTPUTS, 1) * PANEL_OUTPUTS
     for first in range(0, num_rows, step):
-        yield first, model.read_rows(name, first, min(step, num_rows - first))
+        count = min(step, num_rows - first)
+        place = (source.first_output + first // PANEL_OUTPUTS * source.group_stride, source.group_stride)
+        target = (arena, matrix.offset, matrix.outputs, matrix.k, matrix.format.name)
+        if not carried:
+            _native.pack(*target, model.read_rows(source.tensor, first, count), *place)
+        elif not _native.pack_stored(*target, model.read_stored_rows(source.tensor, first, count), stored_type, *place):
+            raise ModelFileError(
+                f"{model.path}: tensor {source.tensor} holds NaN or infinity",
+                hint="the file is damaged; fetch it again",
+            )
 
 
 def _copy_vector(model: ModelFile, vector: PackedVector, arena: NDArray[np.uint8]) -> None:
@@ -185,9 +200,10 @@ def _bytes_of(memory: memoryview) -> NDArray[np.uint8]:
     return np.frombuffer(memory, np.uint8)
 
 
-def _padded_vocabulary(layout: WeightLayout, spec: ModelSpec) -> int:
-    name = "embed" if spec.tied_embeddings else "lm_head"
-    return next(matrix.outputs for matrix in layout.matrices if matrix.name == name)
+def _padded_vocabulary(layout: WeightLayout) -> int:
+    head = layout.operators[-1].matrix
+    assert head is not None
+    return head.outputs
 
 
 def _sizes_of(spec: ModelSpec, block_size: int, num_blocks: int) -> dict[str, Any]:

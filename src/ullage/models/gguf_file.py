@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,8 @@ from ullage.models.tensor_check import match_tensors
 
 if TYPE_CHECKING:
     from ullage.models.tokenizer import Tokenizer
+
+Value = TypeVar("Value", np.float32, np.uint8)
 
 _ROPE_FREQS = "rope_freqs.weight"
 _MODEL_NAMES = {"embed": "token_embd.weight", "final_norm": "output_norm.weight", "lm_head": "output.weight"}
@@ -82,6 +84,22 @@ class GGUFFile:
         rows = self._unpermuted(self._read(self._names[name], start, end - start))
         return rows[first - start : first - start + count]
 
+    def stored_type(self, name: str) -> str:
+        return self._tensors[self._names[name]].type.name
+
+    def read_stored_rows(self, name: str, first: int, count: int) -> NDArray[np.uint8]:
+        if not self._is_permuted(name):
+            return self._read_stored(name, first, count)
+        head_size = self.spec.head_size
+        start, end = first // head_size * head_size, -(-(first + count) // head_size) * head_size
+        rows = _unpermute(self._read_stored(name, start, end - start), (end - start) // head_size)
+        return rows[first - start : first - start + count]
+
+    def _read_stored(self, name: str, first: int, count: int) -> NDArray[np.uint8]:
+        tensor = self._tensors[self._names[name]]
+        row_bytes = tensor.num_bytes // tensor.shape[0]
+        return self._file.read_bytes(tensor.start + first * row_bytes, count * row_bytes).reshape(count, row_bytes)
+
     def _is_permuted(self, name: str) -> bool:
         return self.spec.architecture == "llama" and name.rpartition(".")[2] in ("q", "k", "q_bias", "k_bias")
 
@@ -140,7 +158,7 @@ def _stored_name(canonical: str) -> str:
     return f"blk.{layer}.{_LAYER_NAMES[part]}"
 
 
-def _unpermute(values: NDArray[np.float32], num_heads: int) -> NDArray[np.float32]:
+def _unpermute(values: NDArray[Value], num_heads: int) -> NDArray[Value]:
     """Rows of each head from interleaved to rotate-half order.
 
     Llama files pair neighbouring rows for rope; here the first half of a head pairs with the second:

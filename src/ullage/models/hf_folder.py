@@ -100,6 +100,13 @@ class HFFolder:
 
         return tokenizer_from_folder(self.path)
 
+    def stored_type(self, name: str) -> str:
+        file, stored_name = self._tensors[self._names[name]]
+        return file.tensors[stored_name].dtype
+
+    def read_stored_rows(self, name: str, first: int, count: int) -> NDArray[np.uint8]:
+        raise ModelFileError(f"{self.path}: tensor {name} isn't stored in blocks")
+
     def chat_template(self) -> str | None:
         """From ``chat_template.jinja`` if there, else from ``tokenizer_config.json`` (of several the ``default``)."""
         template = self.path / "chat_template.jinja"

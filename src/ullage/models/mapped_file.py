@@ -73,6 +73,15 @@ class MappedFile:
         stored = np.frombuffer(self.data, np.uint8, num_bytes, start)
         with np.errstate(all="ignore"):  # damaged scales overflow; the check for infinity finds them
             values[:] = decode(stored).reshape(-1)
+        self._let_go(start, num_bytes)
+
+    def read_bytes(self, start: int, num_bytes: int) -> NDArray[np.uint8]:
+        """Stored bytes, a fresh array; the pages of the file are let go."""
+        stored = np.frombuffer(self.data, np.uint8, num_bytes, start).copy()
+        self._let_go(start, num_bytes)
+        return stored
+
+    def _let_go(self, start: int, num_bytes: int) -> None:
         first_page = start // mmap.PAGESIZE * mmap.PAGESIZE
         whole_pages = (start + num_bytes) // mmap.PAGESIZE * mmap.PAGESIZE - first_page
         if whole_pages > 0 and hasattr(mmap, "MADV_DONTNEED"):

@@ -39,6 +39,18 @@ class ModelFile(Protocol):
         """
         ...
 
+    def stored_type(self, name: str) -> str:
+        """In which type the file holds a tensor: a GGUF type's name (``Q4_1``), or that of a float (``BF16``)."""
+        ...
+
+    def read_stored_rows(self, name: str, first: int, count: int) -> NDArray[np.uint8]:
+        """Rows of a matrix as the file holds them, in canonical order.
+
+        :returns: [count, bytes of a row]
+        :raises ModelFileError: the file doesn't hold this tensor in blocks
+        """
+        ...
+
     def stored_bytes(self) -> int:
         """Bytes of tensor data in the file(s)."""
         ...

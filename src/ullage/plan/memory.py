@@ -12,13 +12,15 @@ The runners allocate exactly this from the ledger; the engine doesn't start on a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from ullage.base.byte_sizes import format_bytes
 from ullage.base.errors import ConfigError, PlanError
 from ullage.kernels import layout
-from ullage.kernels.layout import WeightType
+from ullage.kernels.layout import KVType
+from ullage.kernels.weight_formats import WeightType
 from ullage.models.spec import ModelSpec
 
 DEFAULT_KV_BYTES = 1 << 30
@@ -31,6 +33,8 @@ class PlanRequest:
     runner: Literal["native", "numpy"]
     weight_type: WeightType
     """Of the native runner; the numpy runner holds float32."""
+    kv_type: KVType
+    """Of the native runner's keys and values; the numpy runner's are float32."""
     block_size: int
     """Tokens per KV block."""
     max_model_len: int | None
@@ -88,9 +92,17 @@ class Plan:
         return {account.name: account.num_bytes for account in self.accounts}
 
 
-def make_plan(spec: ModelSpec, request: PlanRequest, *, available_bytes: int, runtime_bytes: int) -> Plan:
+def make_plan(
+    spec: ModelSpec,
+    stored_types: Mapping[str, str],
+    request: PlanRequest,
+    *,
+    available_bytes: int,
+    runtime_bytes: int,
+) -> Plan:
     """Works out every account.
 
+    :param stored_types: type in the file by canonical tensor name (``kernels.layout.tensor_types``)
     :param available_bytes: what this process may still take
     :param runtime_bytes: what it holds already
     :raises ConfigError: a setting this model can't honour
@@ -100,7 +112,11 @@ def make_plan(spec: ModelSpec, request: PlanRequest, *, available_bytes: int, ru
     native = request.runner == "native"
     if native:
         layout.check_runnable(spec, request.block_size)
-    block_bytes = (layout.kv_block_bytes if native else layout.numpy_block_bytes)(spec, request.block_size)
+    block_bytes = (
+        layout.kv_block_bytes(spec, request.block_size, request.kv_type)
+        if native
+        else layout.numpy_block_bytes(spec, request.block_size)
+    )
     num_blocks = _num_blocks(request, max_model_len, block_bytes)
     sizes = (num_blocks, request.block_size, request.max_num_seqs)
     if native:
@@ -108,12 +124,14 @@ def make_plan(spec: ModelSpec, request: PlanRequest, *, available_bytes: int, ru
             spec,
             *sizes,
             weight_type=request.weight_type,
+            stored_types=stored_types,
+            kv_type=request.kv_type,
             max_num_batched_tokens=request.max_num_batched_tokens,
             num_threads=request.num_threads,
         )
     else:
         planned = layout.numpy_memory(spec, *sizes)
-    formulas = _formulas(spec, request, num_blocks)
+    formulas = _formulas(spec, stored_types, request, num_blocks)
     accounts = [Account(name, num_bytes, formulas[name]) for name, num_bytes in planned.items()]
     accounts.append(Account("runtime", runtime_bytes, "interpreter, libraries and tokenizer, measured"))
     return _with_headroom(accounts, available_bytes + runtime_bytes, max_model_len, num_blocks, request, block_bytes)
@@ -143,14 +161,21 @@ def _num_blocks(request: PlanRequest, max_model_len: int, block_bytes: int) -> i
     return min(request.max_num_seqs * blocks_per_request, max(blocks_per_request, DEFAULT_KV_BYTES // block_bytes))
 
 
-def _formulas(spec: ModelSpec, request: PlanRequest, num_blocks: int) -> dict[str, str]:
+def _formulas(
+    spec: ModelSpec, stored_types: Mapping[str, str], request: PlanRequest, num_blocks: int
+) -> dict[str, str]:
     native = request.runner == "native"
-    scales = " with a scale per 32 weights" if request.weight_type == "int8" else ""
-    weights = f"matrices in {request.weight_type}{scales}, norms in float32" if native else "every tensor in float32"
+    weights = "every tensor in float32"
+    element = "4 B"
+    if native:
+        formats = layout.weight_layout(spec, request.weight_type, stored_types).bytes_by_format()
+        parts = [f"{format_bytes(num_bytes)} {name}" for name, num_bytes in formats.items()]
+        weights = f"matrices: {', '.join(parts)}; norms in float32"
+        element = "2 B" if request.kv_type == "bf16" else "1 B + 4 B per head"
     return {
         "weights": weights + ("; the embedding is also the output matrix" if spec.tied_embeddings else ""),
         "kv_pool": f"2 (K, V) x {spec.num_layers} layers x {spec.num_kv_heads} heads x {spec.head_size}"
-        f" x {2 if native else 4} B x {num_blocks * request.block_size:,} tokens",
+        f" x {element} x {num_blocks * request.block_size:,} tokens",
         "workspace": f"one step of {request.max_num_batched_tokens} tokens, {request.num_threads} threads"
         if native
         else "numpy's temporaries are in runtime",

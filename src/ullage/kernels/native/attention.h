@@ -1,45 +1,154 @@
 // Attention of new tokens over a paged KV pool. Included by step.inl.
 //
-// One *item* is up to kMaxAttentionRows query rows of one KV head of one sequence; a row is (token, head of the group).
-// It runs over the context in spans, keeping for each row the largest score and the sum of exponentials so far, so that
-// scratch doesn't grow with it (online softmax: Milakov and Gimelshein, arXiv:1805.02867; FlashAttention,
-// arXiv:2205.14135).
+// A block of the pool holds, for each KV head, keys and values in the bf16 panels of formats.h: keys with tokens as
+// outputs and head_size as k, values with head_size as outputs and tokens as k. So the multiplication routine of the
+// weights serves scores and the weighted sum too. int8 keys and values lie in the same order, one byte each, with one
+// scale per token behind them; they are widened a block at a time (exactly), and the scales go to scores and
+// probabilities.
+//
+// One *item* is up to kMaxAttentionRows query rows of one KV head of one sequence over a part of the context; a row is
+// (token, head of the group). It runs in spans, keeping for each row the largest score and the sum of exponentials so
+// far, so that scratch doesn't grow with the context (online softmax: Milakov and Gimelshein, arXiv:1805.02867;
+// FlashAttention, arXiv:2205.14135).
 
-struct AttentionScratch {
-  uint8_t* q;      // [rows][4 * head_size]
-  float* scores;   // [rows][kSpanTokens]
-  uint8_t* p;      // [rows][4 * kSpanTokens]
-  float* out;      // [rows][head_size]
-  float* largest;  // [rows]
-  float* total;    // [rows]
+// ---- The cache ------------------------------------------------------------------------------------------------------
+
+// One KV head of one block.
+struct CacheBlock {
+  uint8_t* keys;
+  uint8_t* values;
+  float* key_scales;    // [tokens], int8 only
+  float* value_scales;  // [tokens]
+
+  CacheBlock(const Shape& shape, uint8_t* pool, int block, int kv_head) {
+    const size_t half = static_cast<size_t>(shape.block_size) * shape.head_size * (shape.kv_type == KVType::bf16 ? 2 : 1);
+    keys = pool + (static_cast<size_t>(block) * shape.num_kv_heads + kv_head) * shape.head_block_bytes();
+    values = keys + half;
+    key_scales = reinterpret_cast<float*>(values + half);
+    value_scales = key_scales + shape.block_size;
+  }
 };
 
-ULLAGE_INLINE AttentionScratch attention_scratch(const Decoder& d, int thread) {
-  const size_t head = d.shape.head_size;
-  uint8_t* at = d.work.per_thread + d.shape.attention_scratch_bytes() * thread;
-  AttentionScratch s;
-  const auto take = [&at](size_t num_bytes) {
-    uint8_t* start = at;
-    at += num_bytes;
-    return start;
-  };
-  s.q = take(kMaxAttentionRows * 4 * head);
-  s.out = reinterpret_cast<float*>(take(kMaxAttentionRows * 4 * head));
-  s.scores = reinterpret_cast<float*>(take(kMaxAttentionRows * 4 * kSpanTokens));
-  s.p = take(kMaxAttentionRows * 4 * kSpanTokens);
-  s.largest = reinterpret_cast<float*>(take(64));
-  s.total = reinterpret_cast<float*>(take(64));
-  return s;
+// Where a number stands in the panels of a block.
+ULLAGE_INLINE size_t key_at(int i, int token, int head_size) {
+  return static_cast<size_t>(token / kPanel) * head_size * kPanel + (i / 2 * kPanel + token % kPanel) * 2 + i % 2;
+}
+ULLAGE_INLINE size_t value_at(int i, int token, int block_size) {
+  return static_cast<size_t>(i / kPanel) * block_size * kPanel + (token / 2 * kPanel + i % kPanel) * 2 + token % 2;
 }
 
-// Bytes of a row in the form multiply_bf16 reads.
+ULLAGE_INLINE float int8_scale(const float* x, int n) {
+  float peak = 0;
+  for (int i = 0; i < n; ++i) peak = fabsf(x[i]) > peak || x[i] != x[i] ? fabsf(x[i]) : peak;  // NaN stays
+  return peak / 127.0f;
+}
+
+ULLAGE_INLINE uint8_t to_int8(float x, float inverse) {
+  const float scaled = x * inverse;
+  return static_cast<uint8_t>(static_cast<int8_t>(scaled == scaled ? lrintf(scaled) : 0));
+}
+
+// Keys and values of one token of one head.
+ULLAGE_INLINE void append_token(const Shape& shape, const CacheBlock& cache, int token, const float* key,
+                                const float* value) {
+  const int head = shape.head_size;
+  if (shape.kv_type == KVType::bf16) {
+    uint16_t* keys = reinterpret_cast<uint16_t*>(cache.keys);
+    uint16_t* values = reinterpret_cast<uint16_t*>(cache.values);
+    for (int i = 0; i < head; ++i) {
+      keys[key_at(i, token, head)] = to_bf16(key[i]);
+      values[value_at(i, token, shape.block_size)] = to_bf16(value[i]);
+    }
+    return;
+  }
+  const float key_scale = int8_scale(key, head), value_scale = int8_scale(value, head);
+  const float key_inverse = key_scale > 1e-30f ? 1.0f / key_scale : 0.0f;
+  const float value_inverse = value_scale > 1e-30f ? 1.0f / value_scale : 0.0f;
+  cache.key_scales[token] = key_scale;
+  cache.value_scales[token] = value_scale;
+  for (int i = 0; i < head; ++i) {
+    cache.keys[key_at(i, token, head)] = to_int8(key[i], key_inverse);
+    cache.values[value_at(i, token, shape.block_size)] = to_int8(value[i], value_inverse);
+  }
+}
+
+// Attention reads whole blocks and gives the slots behind the last token the weight 0, which isn't enough when a
+// request before left NaN there. So the step that begins a block clears what it doesn't fill.
+ULLAGE_INLINE void clear_tokens(const Shape& shape, const CacheBlock& cache, int from) {
+  const int width = shape.kv_type == KVType::bf16 ? 2 : 1;
+  for (int token = from; token < shape.block_size; ++token) {
+    for (int i = 0; i < shape.head_size; ++i) {
+      memset(cache.keys + width * key_at(i, token, shape.head_size), 0, width);
+      memset(cache.values + width * value_at(i, token, shape.block_size), 0, width);
+    }
+    if (shape.kv_type == KVType::int8) cache.key_scales[token] = cache.value_scales[token] = 0;
+  }
+}
+
+// count bytes to as many bf16, exactly. count is a multiple of 32.
+ULLAGE_INLINE void widen_int8(const uint8_t* from, size_t count, uint8_t* to) {
+  typedef int8_t Bytes __attribute__((vector_size(kLanes)));
+  typedef uint16_t Halves __attribute__((vector_size(2 * kLanes)));
+  for (size_t i = 0; i < count; i += kLanes) {
+    Bytes bytes;
+    memcpy(&bytes, from + i, sizeof bytes);
+    const Vec values = __builtin_convertvector(bytes, Vec);
+    const Halves halves = __builtin_convertvector((UVec)values >> 16, Halves);
+    memcpy(to + 2 * i, &halves, sizeof halves);
+  }
+}
+
+// ---- One item -------------------------------------------------------------------------------------------------------
+
+struct AttentionScratch {
+  uint8_t* q;           // [rows][4 * head_size]
+  float* scores;        // [rows][kSpanTokens]
+  uint8_t* p;           // [rows][4 * kSpanTokens]
+  float* out;           // [rows][head_size]
+  float* largest;       // [rows]
+  float* total;         // [rows]
+  float* key_scales;    // [kSpanTokens], int8 only
+  float* value_scales;  // [kSpanTokens]
+  uint8_t* widened;     // keys or values of one block as bf16
+
+  AttentionScratch(const Shape& shape, uint8_t* at) {
+    const size_t head = shape.head_size;
+    const auto take = [&at](size_t num_bytes) {
+      uint8_t* start = at;
+      at += num_bytes;
+      return start;
+    };
+    const auto floats = [&](size_t count) { return reinterpret_cast<float*>(take(sizeof(float) * count)); };
+    q = take(kMaxAttentionRows * 4 * head);
+    out = floats(kMaxAttentionRows * head);
+    scores = floats(static_cast<size_t>(kMaxAttentionRows) * kSpanTokens);
+    p = take(static_cast<size_t>(kMaxAttentionRows) * 4 * kSpanTokens);
+    largest = floats(16);
+    total = floats(16);
+    key_scales = floats(shape.kv_type == KVType::bf16 ? 0 : kSpanTokens);
+    value_scales = floats(shape.kv_type == KVType::bf16 ? 0 : kSpanTokens);
+    widened = at;
+  }
+};
+
+struct Item {
+  const int32_t* table;  // block table of the sequence
+  int kv_head;
+  int first_row;         // in (token, head of group) rows of the sequence
+  int num_rows;
+  int batch_row;         // row of the sequence's first new token in the batch
+  int position;          // its position
+  int part, num_parts;   // of the context
+};
+
+// Bytes of a row per k, in the form multiply_bf16 reads.
 constexpr int kRowBytesPerK = ULLAGE_DOT_PRODUCTS ? 2 : 4;
 
-// out[r][columns of the two panels] (+)= rows * panels, for all rows of an item.
+// out[r][columns of the two panels] (+)= rows * panels, for all rows of an item; panels(chunk) gives left and right.
 template <class Panels>
 ULLAGE_INLINE void multiply_panels(const uint8_t* rows, size_t row_stride, int num_rows, int num_chunks, int chunk_k,
                                    Panels&& panels, float* out, size_t ld_out, bool accumulate, bool both) {
-  in_row_groups(num_rows, 0, [&](auto count, int first) __attribute__((always_inline)) {
+  const auto multiply = [&](auto count, int first) __attribute__((always_inline)) {
     constexpr int M = decltype(count)::value;
     Accumulators<M> acc = {};
     const int num_vecs = both ? kTileVecs : kTileVecs / 2;
@@ -57,7 +166,24 @@ ULLAGE_INLINE void multiply_panels(const uint8_t* rows, size_t row_stride, int n
     for (int m = 0; m < M; ++m)
       for (int j = 0; j < kTileVecs; ++j)
         if (j < num_vecs) store(out + (first + m) * ld_out + kLanes * j, acc[m][j]);
-  });
+  };
+  for (int first = 0; first < num_rows;) {
+    const int count = rows_together(num_rows - first, kMaxRows);
+    switch (count) {
+#if ULLAGE_LANES == 16
+      case 12: multiply(std::integral_constant<int, 12>{}, first); break;
+      case 8: multiply(std::integral_constant<int, 8>{}, first); break;
+      case 6: multiply(std::integral_constant<int, 6>{}, first); break;
+      case 4: multiply(std::integral_constant<int, 4>{}, first); break;
+#endif
+#if ULLAGE_LANES >= 8
+      case 3: multiply(std::integral_constant<int, 3>{}, first); break;
+#endif
+      case 2: multiply(std::integral_constant<int, 2>{}, first); break;
+      default: multiply(std::integral_constant<int, 1>{}, first);
+    }
+    first += count;
+  }
 }
 
 struct PanelPair {
@@ -65,23 +191,16 @@ struct PanelPair {
   const uint8_t* right;
 };
 
-struct Item {
-  const int32_t* table;  // block table of the sequence
-  int kv_head;
-  int first_row;         // in (token, head of group) rows of the sequence
-  int num_rows;
-  int batch_row;         // row of the sequence's first new token in the batch
-  int position;          // its position
-};
-
 ULLAGE_INLINE int clamp(int value, int most) { return value < 0 ? 0 : value > most ? most : value; }
 
 // Scores to probabilities of one span: masks, rescales what was summed before, packs p for the second product.
 ULLAGE_INLINE void softmax_span(const AttentionScratch& s, int r, int visible_from, int visible_to, int num_tokens,
-                                int head_size) {
+                                int head_size, bool scaled) {
   float* row = s.scores + static_cast<size_t>(r) * kSpanTokens;
   uint8_t* p = s.p + static_cast<size_t>(r) * kSpanTokens * 4;
   const float minus = -1e30f;
+  if (scaled)
+    for (int t = 0; t < num_tokens; t += kLanes) store(row + t, load(row + t) * load(s.key_scales + t));
   for (int t = 0; t < visible_from; ++t) row[t] = minus;
   for (int t = visible_to; t < num_tokens; ++t) row[t] = minus;
   Vec peak = splat(s.largest[r]);
@@ -91,7 +210,7 @@ ULLAGE_INLINE void softmax_span(const AttentionScratch& s, int r, int visible_fr
   Vec added = splat(0.0f);
   for (int t = 0; t < num_tokens; t += kLanes) {
     const Vec e = exponential(load(row + t) - shift);
-    store(row + t, e);
+    store(row + t, scaled ? e * load(s.value_scales + t) : e);
     added += e;
   }
   pack_row_bf16(row, num_tokens, p);
@@ -104,73 +223,170 @@ ULLAGE_INLINE void softmax_span(const AttentionScratch& s, int r, int visible_fr
   }
 }
 
-static void attend(const Decoder& d, const Layer& layer, const uint8_t* pool, size_t ld_qkv, const Item& item,
-                   const AttentionScratch& s) {
-  const Shape& shape = d.shape;
-  const int head = shape.head_size, group = shape.group(), block = shape.block_size;
-  const size_t head_block = shape.head_block_bytes();
-  const size_t panel_k = static_cast<size_t>(head) * kPanel * 2;   // one panel of keys
-  const size_t panel_v = static_cast<size_t>(block) * kPanel * 2;  // one panel of values
-  const auto keys_of = [&](int index) {
-    return pool + (static_cast<size_t>(item.table[index]) * shape.num_kv_heads + item.kv_head) * head_block;
-  };
-  const auto position_of = [&](int r) { return item.position + (item.first_row + r) / group; };
+class Attention {
+ public:
+  Attention(const Decoder& d, const Operator& op, uint8_t* scratch)
+      : d_(d),
+        shape_(d.shape),
+        op_(op),
+        pool_(d.kv_pool + d.shape.layer_pool_bytes() * op.pool_layer),
+        int8_(d.shape.kv_type == KVType::int8),
+        s_(d.shape, scratch) {}
 
-  for (int r = 0; r < item.num_rows; ++r) {
-    const int row = item.first_row + r;
-    const float* q = d.work.qkv + (item.batch_row + row / group) * ld_qkv +
-                     static_cast<size_t>(item.kv_head * group + row % group) * head;
-    float* scaled = s.scores;  // free until the first span
-    for (int i = 0; i < head; ++i) scaled[i] = q[i] * shape.score_scale;
-    pack_row_bf16(scaled, head, s.q + static_cast<size_t>(r) * 4 * head);
-    s.largest[r] = -1e30f;
-    s.total[r] = 0;
+  void run(const Item& item) {
+    const int block = shape_.block_size;
+    load_queries(item);
+    const int last = position_of(item, item.num_rows - 1);
+    int begin = op_.window ? position_of(item, 0) + 1 - op_.window : 0;
+    begin = begin > 0 ? begin / block * block : 0;
+    const int span = block >= kSpanTokens ? block : kSpanTokens / block * block;
+    // A part is a share of the spans; the last may be short or empty.
+    const int num_spans = (last + 1 - begin + span - 1) / span;
+    const int per_part = (num_spans + item.num_parts - 1) / item.num_parts;
+    const int end = clamp(begin + (item.part + 1) * per_part * span, last + 1);
+    for (int start = begin + item.part * per_part * span; start < end; start += span)
+      attend_span(item, start, end - start < span ? end - start : span);
+    item.num_parts == 1 ? finish(item) : leave_part(item);
   }
-  memset(s.out, 0, sizeof(float) * item.num_rows * head);
 
-  const int last = position_of(item.num_rows - 1);
-  int begin = layer.window ? position_of(0) + 1 - layer.window : 0;
-  begin = begin > 0 ? begin / block * block : 0;
-  const int span = block >= kSpanTokens ? block : kSpanTokens / block * block;
-  const int panels_per_block = block / kPanel;
-  for (int start = begin; start <= last; start += span) {
-    const int first_block = start / block;
-    const int end = start + span < last + 1 ? start + span : last + 1;
-    const int num_blocks = (end - start + block - 1) / block;
-    const int num_panels = num_blocks * panels_per_block;
-    const auto key_panel = [&](int p) {
-      return keys_of(first_block + p / panels_per_block) + p % panels_per_block * panel_k;
-    };
-    for (int p = 0; p < num_panels; p += 2) {
-      const bool both = p + 1 < num_panels;
-      multiply_panels(s.q, 4 * static_cast<size_t>(head), item.num_rows, 1, head,
-                      [&](int) { return PanelPair{key_panel(p), key_panel(both ? p + 1 : p)}; },
-                      s.scores + p * kPanel, kSpanTokens, false, both);
+ private:
+  int position_of(const Item& item, int r) const { return item.position + (item.first_row + r) / shape_.group(); }
+
+  CacheBlock cache(const Item& item, int index) const {
+    return CacheBlock(shape_, pool_, item.table[index], item.kv_head);
+  }
+
+  void load_queries(const Item& item) {
+    const int head = shape_.head_size, group = shape_.group();
+    const size_t ld_qkv = (shape_.q_size() + 2 * shape_.kv_size() + kTile - 1) / kTile * kTile;
+    for (int r = 0; r < item.num_rows; ++r) {
+      const int row = item.first_row + r;
+      const float* q = d_.work.qkv + (item.batch_row + row / group) * ld_qkv +
+                       static_cast<size_t>(item.kv_head * group + row % group) * head;
+      float* scaled = s_.scores;  // free until the first span
+      for (int i = 0; i < head; ++i) scaled[i] = q[i] * shape_.score_scale;
+      pack_row_bf16(scaled, head, s_.q + static_cast<size_t>(r) * 4 * head);
+      s_.largest[r] = -1e30f;
+      s_.total[r] = 0;
+    }
+    memset(s_.out, 0, sizeof(float) * item.num_rows * head);
+  }
+
+  // bf16 panels of a block's keys or values.
+  const uint8_t* panels_of(const uint8_t* stored) const {
+    if (!int8_) return stored;
+    widen_int8(stored, static_cast<size_t>(shape_.block_size) * shape_.head_size, s_.widened);
+    return s_.widened;
+  }
+
+  void prefetch_block(const Item& item, int index) const {
+    const uint8_t* keys = cache(item, index).keys;
+    for (size_t line = 0; line < shape_.head_block_bytes(); line += 64) __builtin_prefetch(keys + line, 0, 2);
+  }
+
+  void attend_span(const Item& item, int start, int count) {
+    const int block = shape_.block_size, head = shape_.head_size;
+    const int first_block = start / block, num_blocks = (count + block - 1) / block, num_tokens = num_blocks * block;
+    const int last_block = position_of(item, item.num_rows - 1) / block;
+    for (int b = 0; b < num_blocks; ++b) {
+      if (first_block + b < last_block) prefetch_block(item, first_block + b + 1);
+      score_block(item, first_block + b, b * block);
     }
     for (int r = 0; r < item.num_rows; ++r) {
-      const int position = position_of(r);
-      const int from = layer.window ? position + 1 - layer.window - start : 0;
-      const int to = position + 1 - start;
-      const int num_tokens = num_blocks * block;
-      softmax_span(s, r, clamp(from, num_tokens), clamp(to, num_tokens), num_tokens, head);
+      const int position = position_of(item, r);
+      const int from = op_.window ? position + 1 - op_.window - start : 0;
+      softmax_span(s_, r, clamp(from, num_tokens), clamp(position + 1 - start, num_tokens), num_tokens, head, int8_);
     }
-    const int value_panels = head / kPanel;
-    for (int p = 0; p < value_panels; p += 2) {
-      const bool both = p + 1 < value_panels;
-      multiply_panels(s.p, 4 * static_cast<size_t>(kSpanTokens), item.num_rows, num_blocks, block,
-                      [&](int b) {
-                        const uint8_t* values = keys_of(first_block + b) + head_block / 2;
-                        return PanelPair{values + p * panel_v, values + (both ? p + 1 : p) * panel_v};
-                      },
-                      s.out + p * kPanel, head, true, both);
+    add_values(item, first_block, num_blocks);
+  }
+
+  void score_block(const Item& item, int index, int column) {
+    const CacheBlock at = cache(item, index);
+    const uint8_t* keys = panels_of(at.keys);
+    const size_t panel_bytes = static_cast<size_t>(shape_.head_size) * kPanel * 2;
+    const int num_panels = shape_.block_size / kPanel;
+    for (int p = 0; p < num_panels; p += 2) {
+      const bool both = p + 1 < num_panels;
+      const uint8_t* left = keys + p * panel_bytes;
+      multiply_panels(s_.q, 4 * static_cast<size_t>(shape_.head_size), item.num_rows, 1, shape_.head_size,
+                      [&](int) { return PanelPair{left, both ? left + panel_bytes : left}; },
+                      s_.scores + column + p * kPanel, kSpanTokens, false, both);
+    }
+    if (int8_) {
+      memcpy(s_.key_scales + column, at.key_scales, sizeof(float) * shape_.block_size);
+      memcpy(s_.value_scales + column, at.value_scales, sizeof(float) * shape_.block_size);
     }
   }
 
-  for (int r = 0; r < item.num_rows; ++r) {
-    const int row = item.first_row + r;
-    float* to = d.work.attention + (item.batch_row + row / group) * static_cast<size_t>(shape.q_size()) +
-                static_cast<size_t>(item.kv_head * group + row % group) * head;
-    const float inverse = 1.0f / s.total[r];
-    for (int i = 0; i < head; ++i) to[i] = s.out[static_cast<size_t>(r) * head + i] * inverse;
+  void add_values(const Item& item, int first_block, int num_blocks) {
+    // bf16 values are read in place, all blocks of a span for one pair of panels; int8 ones a widened block at a time.
+    const int at_once = int8_ ? 1 : num_blocks;
+    const size_t panel_bytes = static_cast<size_t>(shape_.block_size) * kPanel * 2;
+    const int num_panels = shape_.head_size / kPanel;
+    for (int first = 0; first < num_blocks; first += at_once) {
+      const uint8_t* widened = int8_ ? panels_of(cache(item, first_block + first).values) : nullptr;
+      const uint8_t* p_rows = s_.p + static_cast<size_t>(first) * shape_.block_size * kRowBytesPerK;
+      for (int p = 0; p < num_panels; p += 2) {
+        const bool both = p + 1 < num_panels;
+        const auto panels = [&](int b) {
+          const uint8_t* values = widened ? widened : cache(item, first_block + b).values;
+          return PanelPair{values + p * panel_bytes, values + (both ? p + 1 : p) * panel_bytes};
+        };
+        multiply_panels(p_rows, 4 * static_cast<size_t>(kSpanTokens), item.num_rows, at_once, shape_.block_size, panels,
+                        s_.out + p * kPanel, shape_.head_size, true, both);
+      }
+    }
+  }
+
+  void finish(const Item& item) {
+    const int head = shape_.head_size, group = shape_.group();
+    for (int r = 0; r < item.num_rows; ++r) {
+      const int row = item.first_row + r;
+      float* to = d_.work.attention + (item.batch_row + row / group) * static_cast<size_t>(shape_.q_size()) +
+                  static_cast<size_t>(item.kv_head * group + row % group) * head;
+      const float inverse = 1.0f / s_.total[r];
+      for (int i = 0; i < head; ++i) to[i] = s_.out[static_cast<size_t>(r) * head + i] * inverse;
+    }
+  }
+
+  void leave_part(const Item& item) {
+    const int head = shape_.head_size, group = shape_.group();
+    for (int r = 0; r < item.num_rows; ++r) {
+      const int row = item.first_row + r;
+      const int slot = (item.batch_row + row / group) * shape_.num_heads + item.kv_head * group + row % group;
+      float* to = d_.work.parts + (static_cast<size_t>(slot) * kMaxParts + item.part) * shape_.part_floats();
+      memcpy(to, s_.out + static_cast<size_t>(r) * head, sizeof(float) * head);
+      to[head] = s_.largest[r];
+      to[head + 1] = s_.total[r];
+    }
+  }
+
+  const Decoder& d_;
+  const Shape& shape_;
+  const Operator& op_;
+  uint8_t* pool_;
+  const bool int8_;
+  const AttentionScratch s_;
+};
+
+// Puts the parts of one row's context together: to[q_size].
+ULLAGE_INLINE void merge_parts(const Decoder& d, int row, int num_parts, float* to) {
+  const Shape& shape = d.shape;
+  const int head = shape.head_size;
+  for (int h = 0; h < shape.num_heads; ++h, to += head) {
+    const float* parts =
+        d.work.parts + static_cast<size_t>(row * shape.num_heads + h) * kMaxParts * shape.part_floats();
+    const auto part = [&](int i) { return parts + static_cast<size_t>(i) * shape.part_floats(); };
+    float largest_of_all = part(0)[head];
+    for (int i = 1; i < num_parts; ++i)
+      largest_of_all = part(i)[head] > largest_of_all ? part(i)[head] : largest_of_all;
+    float total = 0;
+    memset(to, 0, sizeof(float) * head);
+    for (int i = 0; i < num_parts; ++i) {
+      const float fade = exponential(splat(part(i)[head] - largest_of_all))[0];
+      total += part(i)[head + 1] * fade;
+      for (int k = 0; k < head; k += kLanes) store(to + k, load(to + k) + load(part(i) + k) * splat(fade));
+    }
+    for (int k = 0; k < head; k += kLanes) store(to + k, load(to + k) * splat(1.0f / total));
   }
 }

@@ -1,5 +1,5 @@
-// The decoder as the kernels see it: plain structs of sizes and pointers. Python owns all memory; nothing is allocated
-// here while a step runs.
+// The decoder as the kernels see it: a list of operators over plain structs of sizes and pointers. Python owns all
+// memory; nothing is allocated here while a step runs.
 #pragma once
 
 #include <atomic>
@@ -7,58 +7,34 @@
 #include <cstdint>
 
 #include "barrier.h"
+#include "formats.h"
 
 namespace ullage {
 
-// A matrix y = W x is stored in *panels* of 16 outputs, so that one 64-byte vector holds one k step of a panel. Two
-// panels are a tile:
-//
-//   bf16:  panel[k / 2][16 outputs][2]   two consecutive k of each output; one panel after the other
-//   int8:  panel[k / 4][16 outputs][4]   four consecutive k, as w / scale + 128 (so that it is the unsigned operand);
-//          cut into groups of 32 k with scales of their own: [left panel][right panel][32 float scales], group by group
-//
-// Keys and values live in the KV pool in the same bf16 panels: keys with tokens as outputs and head_size as k, values
-// with head_size as outputs and tokens as k. One multiplication routine then serves weights, scores and the weighted
-// sum.
-constexpr int kPanel = 16;
-constexpr int kGroup = 32;         // k of int8 weights that share a scale; the last group of a row may be half as long
-constexpr int num_groups(int k) { return (k + kGroup - 1) / kGroup; }
-constexpr int kTile = 2 * kPanel;  // outputs computed together; the outputs of a matrix are padded to whole tiles
-
 constexpr int kMaxAttentionRows = 12;  // query rows that one item of attention works on at most
 constexpr int kSpanTokens = 256;       // tokens of the context whose scores are held at once
+constexpr int kFewRows = 4;            // up to so many rows every thread prepares all of them for itself
+constexpr int kMaxParts = 16;          // that the context of a few rows is split into at most
 
-enum class WeightType : int32_t { bf16 = 0, int8 = 1 };
 enum class Activation : int32_t { silu = 0, gelu_tanh = 1 };
+enum class KVType : int32_t { bf16 = 0, int8 = 1 };
 
-struct Matrix {
-  const uint8_t* tiles = nullptr;
-  WeightType type = WeightType::bf16;
-  int outputs = 0;  // padded
-  int k = 0;        // a multiple of 16
+// What a step is made of; kernels/program.py lists the operators of a model in order.
+enum class Kind : int32_t { embed, qkv, append, attend, output, gate_up, down, head };
+constexpr int kNumKinds = 8;
 
-  int num_tiles() const { return outputs / kTile; }
-  size_t tile_bytes() const {
-    return type == WeightType::bf16 ? sizeof(uint16_t) * kTile * k
-                                    : static_cast<size_t>(kTile) * k + sizeof(float) * kTile * num_groups(k);
-  }
-  const uint8_t* tile(int i) const { return tiles + tile_bytes() * i; }
-};
-
-struct Layer {
-  const float* attn_norm = nullptr;       // [hidden]
-  Matrix qkv;                             // rows of q, k, v one after another
-  const float* qkv_bias = nullptr;        // [q + k + v] or null
-  const float* q_norm = nullptr;          // [head_size] or null
-  const float* k_norm = nullptr;          // [head_size] or null
-  Matrix o;
-  const float* post_attn_norm = nullptr;  // [hidden] or null
-  const float* ffn_norm = nullptr;        // [hidden]
-  Matrix gate_up;                         // tiles of 16 gate rows and the 16 up rows they are multiplied with
-  Matrix down;
-  const float* post_ffn_norm = nullptr;   // [hidden] or null
-  int window = 0;                         // sliding window in tokens, 0 = none
-  int rope = 0;                           // index into Decoder::ropes
+struct Operator {
+  Kind kind = Kind::embed;
+  Matrix matrix;
+  const float* post_norm = nullptr;  // of the branch that is added to the residual stream first, or null
+  bool adds_branch = false;
+  const float* norm = nullptr;       // of the residual stream, before the matrix
+  const float* bias = nullptr;       // of q, k and v, or null
+  const float* q_norm = nullptr;     // [head_size] or null
+  const float* k_norm = nullptr;     // [head_size] or null
+  int window = 0;                    // sliding window in tokens, 0 = none
+  int rope = 0;                      // index into Decoder::ropes
+  int pool_layer = 0;                // which layer's keys and values
 };
 
 struct Rope {
@@ -66,35 +42,60 @@ struct Rope {
   double attention_factor = 1.0;
 };
 
+constexpr int padded(int k) { return (k + kGroup - 1) / kGroup * kGroup; }
+
 struct Shape {
   int hidden, intermediate, num_heads, num_kv_heads, head_size, num_layers, vocab;
   int block_size, num_blocks;
   float norm_eps, score_scale, embedding_scale;
   Activation activation;
+  KVType kv_type;
 
   int group() const { return num_heads / num_kv_heads; }
   int q_size() const { return num_heads * head_size; }
   int kv_size() const { return num_kv_heads * head_size; }
-  // One (block, head): keys, then values.
-  size_t head_block_bytes() const { return static_cast<size_t>(2) * block_size * head_size * 2; }
+  int max_k() const {
+    const int a = padded(hidden), b = padded(q_size()), c = padded(intermediate);
+    return a > b ? (a > c ? a : c) : (b > c ? b : c);
+  }
+  // One (block, head): keys, then values; of int8 also one scale for each token's key and value.
+  size_t head_block_bytes() const {
+    const size_t numbers = static_cast<size_t>(2) * block_size * head_size;
+    return kv_type == KVType::bf16 ? numbers * 2 : numbers + static_cast<size_t>(2) * block_size * 4;
+  }
   size_t layer_pool_bytes() const { return head_block_bytes() * num_kv_heads * num_blocks; }
-  // Attention scratch of one thread: query and output, scores and probabilities, two numbers for each row.
+
+  // Scratch of one thread.
   size_t attention_scratch_bytes() const {
-    return static_cast<size_t>(kMaxAttentionRows) * 4 * 2 * (head_size + kSpanTokens) + 2 * 64;
+    const size_t widened = static_cast<size_t>(block_size) * head_size * 2 + sizeof(float) * 2 * kSpanTokens;
+    return static_cast<size_t>(kMaxAttentionRows) * 4 * 2 * (head_size + kSpanTokens) + 2 * 64 +
+           (kv_type == KVType::bf16 ? 0 : widened);
+  }
+  size_t panels_bytes() const { return static_cast<size_t>(2) * kTile * max_k(); }  // a tile as bf16
+  size_t thread_scratch_bytes() const {
+    return attention_scratch_bytes() + panels_bytes() + sizeof(float) * 2 * padded(hidden);
+  }
+  // Output, largest score and sum of one part of one row's context.
+  int part_floats() const { return head_size + 16; }
+  size_t parts_bytes() const {
+    return sizeof(float) * part_floats() * kMaxParts * kFewRows * num_heads;
   }
 };
 
-// Scratch memory of a step; sizes in rows are the most tokens of a step. Carved up by Python (layout.py).
+// Scratch memory of a step; sizes in rows are the most tokens of a step. Carved up by Python (layout.py). The rows of
+// x and activations are followed by kFewRows of each thread's own.
 struct Workspace {
-  float* x = nullptr;            // [rows][hidden]           residual stream
-  float* branch = nullptr;       // [rows][ld_hidden]        output of attention or feed-forward, before it is added
-  float* qkv = nullptr;          // [rows][ld_qkv]
-  float* attention = nullptr;    // [rows][q_size]
-  float* gated = nullptr;        // [rows][intermediate]
-  uint8_t* activations = nullptr;  // [rows][4 * max k]      what a matrix product reads, in the kernel's own format
-  float* rope = nullptr;         // [num ropes][rows][head_size]   cos, then sin
-  uint8_t* per_thread = nullptr;  // [threads][attention_scratch_bytes]
-  float* logits = nullptr;       // [sequences][ld_vocab]
+  int max_rows = 0;
+  float* x = nullptr;              // [rows + threads * few][hidden]         residual stream
+  float* branch = nullptr;         // [rows][hidden + kTile]   output of attention or feed-forward, before it is added
+  float* qkv = nullptr;            // [rows][qkv outputs]
+  float* attention = nullptr;      // [rows][q_size]
+  float* gated = nullptr;          // [rows][intermediate]
+  uint8_t* activations = nullptr;  // [rows + threads * few][4 * max_k]   what a matrix product reads
+  float* rope = nullptr;           // [num ropes][rows][head_size]   cos, then sin
+  float* parts = nullptr;          // [few][heads][kMaxParts][part_floats]
+  uint8_t* per_thread = nullptr;   // [threads][thread_scratch_bytes]
+  float* logits = nullptr;         // [sequences][vocabulary, padded]
 };
 
 // What runs in one step: sequences one after another, their new tokens in rows seq_starts[s] .. seq_starts[s + 1].
@@ -110,20 +111,25 @@ struct Batch {
 
 struct Decoder {
   Shape shape;
-  const Layer* layers = nullptr;
+  const Operator* operators = nullptr;
+  int num_operators = 0;
   const Rope* ropes = nullptr;
   int num_ropes = 0;
-  Matrix embed;    // also the output matrix when the model ties them
-  Matrix lm_head;
-  const float* final_norm = nullptr;
   uint8_t* kv_pool = nullptr;  // [layer][block][kv head][keys | values]
   Workspace work;
   int num_threads = 1;
 };
 
+// What the threads of a step share while it runs.
+struct StepState {
+  explicit StepState(int num_threads) : barrier(num_threads) {}
+  Barrier barrier;
+  std::atomic<int> next_item{0};       // hands out the items of attention, which differ in cost
+  uint64_t nanoseconds[kNumKinds] = {};  // since the beginning, as thread 0 saw it, its waiting included
+};
+
 // Runs thread `thread`'s share of the step. All threads call it with the same arguments.
-// `next_item` hands out the items of attention, which differ in cost.
-using StepFunction = void (*)(const Decoder&, const Batch&, Barrier&, std::atomic<int>& next_item, int thread);
+using StepFunction = void (*)(const Decoder&, const Batch&, StepState&, int thread);
 
 struct Isa {
   const char* name;

@@ -2,6 +2,7 @@
 #include <math.h>
 #include <string.h>
 
+#include <chrono>
 #include <type_traits>
 
 #include "decoder.h"

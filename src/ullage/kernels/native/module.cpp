@@ -23,6 +23,7 @@ namespace {
 using Bytes = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Ints = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Doubles = nb::ndarray<const double, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using ByteMatrix = nb::ndarray<const uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using FloatMatrix = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
 void require(bool condition, const char* message) {
@@ -39,16 +40,24 @@ uint8_t* at(const Bytes& arena, size_t offset, size_t num_bytes) {
 
 int whole_tiles(int outputs) { return (outputs + kTile - 1) / kTile * kTile; }
 
-WeightType weight_type_of(const std::string& name) {
-  if (name == "bf16") return WeightType::bf16;
-  require(name == "int8", "weight type must be bf16 or int8");
-  return WeightType::int8;
+template <class Enum, size_t N>
+Enum named(const std::string& name, const char* const (&names)[N], const char* message) {
+  for (size_t i = 0; i < N; ++i)
+    if (name == names[i]) return static_cast<Enum>(i);
+  throw std::invalid_argument(message);
 }
 
-Matrix matrix_at(const Bytes& arena, size_t offset, int outputs, int k, const std::string& type) {
-  require(outputs > 0 && outputs % kTile == 0 && k > 0 && k % 16 == 0, "matrix of impossible size");
+// In the order of the enumerations.
+constexpr const char* kFormats[kNumFormats] = {"bf16",         "int4",     "int4_min", "int4_min_f32", "int8",
+                                               "int8_min_f32", "int8_g16", "int8_g16_min"};
+constexpr const char* kBlockTypes[] = {"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"};
+constexpr const char* kKinds[kNumKinds] = {"embed", "qkv", "append", "attend", "output", "gate_up", "down", "head"};
+constexpr const char* kKVTypes[] = {"bf16", "int8"};
+
+Matrix matrix_at(const Bytes& arena, size_t offset, int outputs, int k, const std::string& format) {
+  require(outputs > 0 && outputs % kTile == 0 && k > 0 && k % kGroup == 0, "matrix of impossible size");
   Matrix m;
-  m.type = weight_type_of(type);
+  m.format = named<Format>(format, kFormats, "unknown weight format");
   m.outputs = outputs;
   m.k = k;
   m.tiles = at(arena, offset, m.tile_bytes() * m.num_tiles());
@@ -63,7 +72,7 @@ class NativeDecoder {
         workspace_(workspace),
         logits_(logits),
         pool_(num_threads),
-        barrier_(num_threads) {
+        state_(num_threads) {
     require(num_threads > 0, "a step needs a thread");
     const Isa* found[3];
     const int count = available_isas(found);
@@ -80,12 +89,14 @@ class NativeDecoder {
 
   std::string isa() const { return isa_->name; }
 
-  void set_shape(nb::dict sizes, double norm_eps, double score_scale, double embedding_scale, bool gelu) {
+  void set_shape(nb::dict sizes, double norm_eps, double score_scale, double embedding_scale, bool gelu,
+                 const std::string& kv_type) {
     const auto size = [&](const char* name) { return nb::cast<int>(sizes[name]); };
     d_.shape = {size("hidden"), size("intermediate"), size("num_heads"), size("num_kv_heads"), size("head_size"),
                 size("num_layers"), size("vocab"), size("block_size"), size("num_blocks"),
                 static_cast<float>(norm_eps), static_cast<float>(score_scale), static_cast<float>(embedding_scale),
-                gelu ? Activation::gelu_tanh : Activation::silu};
+                gelu ? Activation::gelu_tanh : Activation::silu,
+                named<KVType>(kv_type, kKVTypes, "unknown KV type")};
     const Shape& s = d_.shape;
     require(std::min({s.hidden, s.intermediate, s.num_heads, s.num_kv_heads, s.head_size, s.num_layers, s.vocab,
                       s.block_size, s.num_blocks}) > 0 && s.num_heads % s.num_kv_heads == 0,
@@ -94,8 +105,6 @@ class NativeDecoder {
             "sizes must be multiples of 16, heads at most 256");
     require(s.block_size % kPanel == 0 && s.block_size <= kSpanTokens, "block size must be a multiple of 16 up to 256");
     require(kv_pool_.size() == s.layer_pool_bytes() * s.num_layers, "KV pool isn't of the planned size");
-    layers_.assign(s.num_layers, Layer());
-    d_.layers = layers_.data();
   }
 
   void add_rope(Doubles inv_freq, double attention_factor) {
@@ -106,60 +115,76 @@ class NativeDecoder {
     d_.num_ropes = static_cast<int>(ropes_.size());
   }
 
-  // name is a Matrix of a layer, or embed or lm_head (layer is ignored).
-  void set_matrix(int layer, const std::string& name, size_t offset, const std::string& type) {
-    const Shape& s = d_.shape;
-    const auto matrix = [&](int outputs, int k) { return matrix_at(weights_, offset, whole_tiles(outputs), k, type); };
-    if (name == "embed") d_.embed = matrix(s.vocab, s.hidden);
-    else if (name == "lm_head") d_.lm_head = matrix(s.vocab, s.hidden);
-    else if (name == "qkv") layers_.at(layer).qkv = matrix(s.q_size() + 2 * s.kv_size(), s.hidden);
-    else if (name == "o") layers_.at(layer).o = matrix(s.hidden, s.q_size());
-    else if (name == "gate_up") layers_.at(layer).gate_up = matrix(2 * s.intermediate, s.hidden);
-    else if (name == "down") layers_.at(layer).down = matrix(s.hidden, s.intermediate);
-    else require(false, "unknown matrix");
+  // Appends an operator; those of a layer carry its number. After the ropes.
+  void add_operator(const std::string& kind, int layer, int window, int rope, bool adds_branch) {
+    require(layer >= -1 && layer < d_.shape.num_layers && rope >= 0 && rope < d_.num_ropes && window >= 0,
+            "unknown layer or rope, or a negative window");
+    Operator op;
+    op.kind = named<Kind>(kind, kKinds, "unknown operator");
+    op.adds_branch = adds_branch;
+    op.window = window;
+    op.rope = rope;
+    op.pool_layer = std::max(layer, 0);
+    operators_.push_back(op);
+    d_.operators = operators_.data();
+    d_.num_operators = static_cast<int>(operators_.size());
   }
 
-  void set_vector(int layer, const std::string& name, size_t offset) {
+  // The matrix of the last operator.
+  void set_matrix(size_t offset, const std::string& format) {
     const Shape& s = d_.shape;
+    require(!operators_.empty(), "no operator");
+    Operator& op = operators_.back();
+    const auto matrix = [&](int outputs, int k) {
+      return matrix_at(weights_, offset, whole_tiles(outputs), padded(k), format);
+    };
+    switch (op.kind) {
+      case Kind::embed:
+      case Kind::head: op.matrix = matrix(s.vocab, s.hidden); break;
+      case Kind::qkv: op.matrix = matrix(s.q_size() + 2 * s.kv_size(), s.hidden); break;
+      case Kind::output: op.matrix = matrix(s.hidden, s.q_size()); break;
+      case Kind::gate_up: op.matrix = matrix(2 * s.intermediate, s.hidden); break;
+      case Kind::down: op.matrix = matrix(s.hidden, s.intermediate); break;
+      default: require(false, "this operator has no matrix");
+    }
+  }
+
+  // A vector of the last operator.
+  void set_vector(const std::string& name, size_t offset) {
+    const Shape& s = d_.shape;
+    require(!operators_.empty(), "no operator");
+    Operator& op = operators_.back();
     const auto vector = [&](int n) { return reinterpret_cast<const float*>(at(weights_, offset, sizeof(float) * n)); };
-    if (name == "final_norm") d_.final_norm = vector(s.hidden);
-    else if (name == "attn_norm") layers_.at(layer).attn_norm = vector(s.hidden);
-    else if (name == "ffn_norm") layers_.at(layer).ffn_norm = vector(s.hidden);
-    else if (name == "qkv_bias") layers_.at(layer).qkv_bias = vector(s.q_size() + 2 * s.kv_size());
-    else if (name == "q_norm") layers_.at(layer).q_norm = vector(s.head_size);
-    else if (name == "k_norm") layers_.at(layer).k_norm = vector(s.head_size);
-    else if (name == "post_attn_norm") layers_.at(layer).post_attn_norm = vector(s.hidden);
-    else if (name == "post_ffn_norm") layers_.at(layer).post_ffn_norm = vector(s.hidden);
+    if (name == "norm") op.norm = vector(s.hidden);
+    else if (name == "post_norm") op.post_norm = vector(s.hidden);
+    else if (name == "bias") op.bias = vector(s.q_size() + 2 * s.kv_size());
+    else if (name == "q_norm") op.q_norm = vector(s.head_size);
+    else if (name == "k_norm") op.k_norm = vector(s.head_size);
     else require(false, "unknown vector");
-  }
-
-  void set_layer(int layer, int window, int rope) {
-    require(rope >= 0 && rope < d_.num_ropes && window >= 0, "unknown rope or negative window");
-    layers_.at(layer).window = window;
-    layers_.at(layer).rope = rope;
   }
 
   // After the ropes.
   void set_workspace(int max_rows, nb::dict offsets) {
     require(max_rows > 0, "a step needs a row");
     const Shape& s = d_.shape;
+    const size_t rows = max_rows, rows_and_own = rows + static_cast<size_t>(d_.num_threads) * kFewRows;
     const auto piece = [&](const char* name, size_t bytes) {
       return at(workspace_, nb::cast<size_t>(offsets[name]), bytes);
     };
-    const auto rows = [&](const char* name, int width) {  // of 4-byte numbers
-      return piece(name, static_cast<size_t>(max_rows) * width * 4);
+    const auto floats = [&](const char* name, size_t count, size_t width) {
+      return reinterpret_cast<float*>(piece(name, count * width * sizeof(float)));
     };
-    const auto floats = [&](const char* name, int width) { return reinterpret_cast<float*>(rows(name, width)); };
     Workspace& w = d_.work;
-    w.x = floats("x", s.hidden);
-    w.branch = floats("branch", s.hidden + kTile);
-    w.qkv = floats("qkv", whole_tiles(s.q_size() + 2 * s.kv_size()));
-    w.attention = floats("attention", s.q_size());
-    w.gated = floats("gated", s.intermediate);
-    w.activations = rows("activations", std::max({s.hidden, s.q_size(), s.intermediate}));
-    w.rope = floats("rope", d_.num_ropes * s.head_size);
-    w.per_thread = piece("per_thread", s.attention_scratch_bytes() * d_.num_threads);
-    max_rows_ = max_rows;
+    w.max_rows = max_rows;
+    w.x = floats("x", rows_and_own, s.hidden);
+    w.branch = floats("branch", rows, s.hidden + kTile);
+    w.qkv = floats("qkv", rows, whole_tiles(s.q_size() + 2 * s.kv_size()));
+    w.attention = floats("attention", rows, s.q_size());
+    w.gated = floats("gated", rows, s.intermediate);
+    w.activations = piece("activations", rows_and_own * 4 * s.max_k());
+    w.rope = floats("rope", rows, static_cast<size_t>(d_.num_ropes) * s.head_size);
+    w.parts = reinterpret_cast<float*>(piece("parts", s.parts_bytes()));
+    w.per_thread = piece("per_thread", s.thread_scratch_bytes() * d_.num_threads);
   }
 
   // Runs all rows; leaves logits of the rows asked for in the logits memory, in order. Releases the GIL.
@@ -169,22 +194,31 @@ class NativeDecoder {
                      seq_starts.data(), block_tables.data(), table_starts.data(), logit_rows.data()};
     check(b, positions.size(), seq_starts.size(), block_tables.size());
     nb::gil_scoped_release release;
-    pool_.run([&](int thread) { isa_->run_step(d_, b, barrier_, next_item_, thread); });
+    pool_.run([&](int thread) { isa_->run_step(d_, b, state_, thread); });
+  }
+
+  // Seconds spent in operators of each kind since the beginning.
+  nb::dict stage_seconds() const {
+    nb::dict seconds;
+    for (int i = 0; i < kNumKinds; ++i) seconds[kKinds[i]] = static_cast<double>(state_.nanoseconds[i]) * 1e-9;
+    return seconds;
   }
 
  private:
   bool complete() const {
-    const auto has_all = [](const Layer& l) {
-      return l.qkv.tiles && l.o.tiles && l.gate_up.tiles && l.down.tiles && l.attn_norm && l.ffn_norm;
+    const auto is_complete = [](const Operator& op) {
+      const bool multiplies = op.kind != Kind::append && op.kind != Kind::attend;
+      const bool norms = op.kind == Kind::qkv || op.kind == Kind::gate_up || op.kind == Kind::head;
+      return (op.matrix.tiles || !multiplies) && (op.norm || !norms);
     };
-    return d_.embed.tiles && d_.lm_head.tiles && d_.final_norm && d_.num_ropes > 0 &&
-           std::all_of(layers_.begin(), layers_.end(), has_all);
+    return d_.num_operators > 1 && operators_.front().kind == Kind::embed && operators_.back().kind == Kind::head &&
+           d_.work.max_rows > 0 && std::all_of(operators_.begin(), operators_.end(), is_complete);
   }
 
   void check(const Batch& b, size_t num_positions, size_t num_starts, size_t num_table_entries) const {
     const Shape& s = d_.shape;
     require(complete(), "a weight is missing");
-    require(b.num_rows > 0 && b.num_rows <= max_rows_, "more rows than the workspace holds");
+    require(b.num_rows > 0 && b.num_rows <= d_.work.max_rows, "more rows than the workspace holds");
     require(num_positions == static_cast<size_t>(b.num_rows) && num_starts == static_cast<size_t>(b.num_sequences) + 1,
             "arrays of a step don't fit together");
     require(b.seq_starts[0] == 0 && b.seq_starts[b.num_sequences] == b.num_rows, "sequences don't cover the rows");
@@ -208,31 +242,52 @@ class NativeDecoder {
       require(b.logit_rows[i] >= 0 && b.logit_rows[i] < b.num_rows, "logit row out of range");
       require(i == 0 || b.logit_rows[i] > b.logit_rows[i - 1], "logit rows must ascend");
     }
-    require(b.num_logit_rows * sizeof(float) * d_.lm_head.outputs <= logits_.size(), "more logits than planned");
+    require(b.num_logit_rows * sizeof(float) * operators_.back().matrix.outputs <= logits_.size(), "more logits than planned");
   }
 
   Bytes weights_, kv_pool_, workspace_, logits_;
-  std::vector<Layer> layers_;
+  std::vector<Operator> operators_;
   std::vector<Rope> ropes_;
   std::deque<std::vector<double>> frequencies_;
   Decoder d_;
   ThreadPool pool_;
-  Barrier barrier_;
-  std::atomic<int> next_item_{0};
+  StepState state_;
   const Isa* isa_ = nullptr;
-  int max_rows_ = 0;
 };
 
-void pack(Bytes arena, size_t offset, int outputs, int k, const std::string& type, FloatMatrix rows, int first_output,
-          int group_stride) {
-  const Matrix m = matrix_at(arena, offset, outputs, k, type);
+// The part of packing that floats and blocks share: the matrix, and where rows go in it.
+Placement placement_in(const Matrix& m, int num_rows, int first_output, int group_stride) {
   const Placement placement = {first_output, group_stride};
-  const int num_rows = static_cast<int>(rows.shape(0));
-  require(static_cast<int>(rows.shape(1)) == k, "rows of another length");
-  require(num_rows == 0 || (first_output >= 0 && group_stride >= kPanel && placement.output_of(num_rows - 1) < outputs),
+  require(num_rows == 0 ||
+              (first_output >= 0 && group_stride >= kPanel && placement.output_of(num_rows - 1) < m.outputs),
           "rows don't fit the matrix");
+  return placement;
+}
+
+void pack(Bytes arena, size_t offset, int outputs, int k, const std::string& format, FloatMatrix rows,
+          int first_output, int group_stride) {
+  const Matrix m = matrix_at(arena, offset, outputs, k, format);
+  require(m.format == Format::bf16 || m.format == Format::int8 || m.format == Format::int4_min,
+          "floats are rounded to bf16, int8 or int4_min only");
+  const int num_rows = static_cast<int>(rows.shape(0)), length = static_cast<int>(rows.shape(1));
+  require(padded(length) == k, "rows of another length");
+  const Placement placement = placement_in(m, num_rows, first_output, group_stride);
   nb::gil_scoped_release release;
-  pack_rows(rows.data(), num_rows, placement, m, const_cast<uint8_t*>(m.tiles));
+  pack_rows(rows.data(), num_rows, length, placement, m, const_cast<uint8_t*>(m.tiles));
+}
+
+bool pack_stored(Bytes arena, size_t offset, int outputs, int k, const std::string& format, ByteMatrix rows,
+                 const std::string& block_type, int first_output, int group_stride) {
+  const Matrix m = matrix_at(arena, offset, outputs, k, format);
+  require(m.format != Format::bf16, "blocks aren't carried over to bf16");
+  const BlockType type = named<BlockType>(block_type, kBlockTypes, "unknown block type");
+  const BlockShape shape = block_shape(type);
+  const int num_rows = static_cast<int>(rows.shape(0));
+  const int length = static_cast<int>(rows.shape(1)) / shape.bytes * shape.terms;
+  require(static_cast<int>(rows.shape(1)) % shape.bytes == 0 && length == k, "rows of another length");
+  const Placement placement = placement_in(m, num_rows, first_output, group_stride);
+  nb::gil_scoped_release release;
+  return pack_blocks(type, rows.data(), num_rows, k, placement, m, const_cast<uint8_t*>(m.tiles));
 }
 
 std::vector<std::string> isas() {
@@ -251,19 +306,23 @@ NB_MODULE(_native, m) {
   // A decoder that lives until the interpreter ends is no leak, and no user can make anything of the warning.
   nb::set_leak_warnings(false);
   m.def("isas", &ullage::isas, "Instruction sets this processor can run, best first.");
-  m.def("pack", &ullage::pack, "arena"_a.noconvert(), "offset"_a, "outputs"_a, "k"_a, "type"_a, "rows"_a,
+  m.def("pack", &ullage::pack, "arena"_a.noconvert(), "offset"_a, "outputs"_a, "k"_a, "format"_a, "rows"_a,
         "first_output"_a, "group_stride"_a);
+  m.def("pack_stored", &ullage::pack_stored, "arena"_a.noconvert(), "offset"_a, "outputs"_a, "k"_a, "format"_a,
+        "rows"_a, "block_type"_a, "first_output"_a, "group_stride"_a,
+        "False when the format can't hold the blocks, or a scale isn't finite.");
   nb::class_<NativeDecoder>(m, "Decoder")
       .def(nb::init<ullage::Bytes, ullage::Bytes, ullage::Bytes, ullage::Bytes, int, const std::string&>(),
            "weights"_a.noconvert(), "kv_pool"_a.noconvert(), "workspace"_a.noconvert(), "logits"_a.noconvert(),
            "num_threads"_a, "isa"_a)
       .def_prop_ro("isa", &NativeDecoder::isa)
       .def("set_shape", &NativeDecoder::set_shape, "sizes"_a, "norm_eps"_a, "score_scale"_a, "embedding_scale"_a,
-           "gelu"_a)
+           "gelu"_a, "kv_type"_a)
       .def("add_rope", &NativeDecoder::add_rope, "inv_freq"_a, "attention_factor"_a)
-      .def("set_matrix", &NativeDecoder::set_matrix, "layer"_a, "name"_a, "offset"_a, "type"_a)
-      .def("set_vector", &NativeDecoder::set_vector, "layer"_a, "name"_a, "offset"_a)
-      .def("set_layer", &NativeDecoder::set_layer, "layer"_a, "window"_a, "rope"_a)
+      .def("add_operator", &NativeDecoder::add_operator, "kind"_a, "layer"_a, "window"_a, "rope"_a, "adds_branch"_a)
+      .def("set_matrix", &NativeDecoder::set_matrix, "offset"_a, "format"_a)
+      .def("set_vector", &NativeDecoder::set_vector, "name"_a, "offset"_a)
+      .def("stage_seconds", &NativeDecoder::stage_seconds)
       .def("set_workspace", &NativeDecoder::set_workspace, "max_rows"_a, "offsets"_a)
       .def("step", &NativeDecoder::step, "token_ids"_a, "positions"_a, "seq_starts"_a, "block_tables"_a,
            "table_starts"_a, "logit_rows"_a);

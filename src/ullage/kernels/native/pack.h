@@ -1,7 +1,7 @@
-// From float32 rows to panels, once, when a model is loaded.
+// From rows of a model file to tiles, once, when a model is loaded.
 #pragma once
 
-#include "decoder.h"
+#include "grouped_row.h"
 
 namespace ullage {
 
@@ -14,7 +14,11 @@ struct Placement {
   int output_of(int row) const { return first_output + row / kPanel * group_stride + row % kPanel; }
 };
 
-// bf16 rounds to nearest even; int8 is symmetric in each group: w = scale * (q - 128), scale = max|w| / 127.
-void pack_rows(const float* rows, int num_rows, Placement placement, const Matrix& matrix, uint8_t* tiles);
+// Rounds float rows of `k` numbers to the matrix's format: bf16, int8 or int4_min. `tiles` is zeroed memory.
+void pack_rows(const float* rows, int num_rows, int k, Placement placement, const Matrix& matrix, uint8_t* tiles);
+
+// Carries stored rows over without loss. False when the format can't hold them or a scale isn't finite.
+bool pack_blocks(BlockType type, const uint8_t* rows, int num_rows, int k, Placement placement, const Matrix& matrix,
+                 uint8_t* tiles);
 
 }  // namespace ullage

@@ -1,12 +1,12 @@
 // One step of the decoder. Compiled once per instruction set (isa_*.cpp), each in a namespace of its own.
 //
-// Every thread runs run_step from top to bottom; what stands between two barriers is shared out by rows, by tiles of
-// outputs or by items of attention. The stages of a layer:
-//
-//   [add + norm] [qkv] [rope, append to the cache] [attention] [pack] [o] [add + norm] [gate, up] [pack] [down]
+// Every thread runs the operators from first to last; what stands between two barriers is shared out by rows, by tiles
+// of outputs or by items of attention. An operator that multiplies first prepares its rows (residual, norm, packing).
+// Many rows are shared out for that and met at a barrier; a few rows every thread prepares for itself, in memory of its
+// own: doing it twice costs less than waiting.
 
 #include "vec.h"
-#include "matmul.h"
+#include "products.h"
 #include "attention.h"
 
 struct Share {
@@ -18,77 +18,12 @@ ULLAGE_INLINE Share share_of(int count, int num_threads, int thread) {
           static_cast<int>(static_cast<int64_t>(count) * (thread + 1) / num_threads)};
 }
 
-// ---- Row-wise stages ------------------------------------------------------------------------------------------------
-
 // Root mean square norm (arXiv:1910.07467). `to` may be `x`. n is a multiple of 16.
 ULLAGE_INLINE void rms_norm(const float* x, const float* weight, int n, float eps, float* to) {
   Vec squares = splat(0.0f);
   for (int i = 0; i < n; i += kLanes) squares += load(x + i) * load(x + i);
   const Vec scale = splat(1.0f / __builtin_sqrtf(sum(squares) / static_cast<float>(n) + eps));
   for (int i = 0; i < n; i += kLanes) store(to + i, load(x + i) * scale * load(weight + i));
-}
-
-// Row `row` of what the product with `w` reads.
-ULLAGE_INLINE void pack_row(const Decoder& d, const Matrix& w, const float* x, int row) {
-  uint8_t* to = d.work.activations + 4 * static_cast<size_t>(w.k) * row;
-  if (w.type == WeightType::int8) {
-    pack_row_int8(x, w.k, to);
-  } else {
-    pack_row_bf16(x, w.k, to);
-  }
-}
-
-ULLAGE_INLINE Rows packed_rows(const Decoder& d, const Matrix& w) {
-  return {d.work.activations, 4 * static_cast<size_t>(w.k)};
-}
-
-// Row of the embedding matrix, read out of its tile.
-ULLAGE_INLINE void embed_token(const Decoder& d, int token, float* x) {
-  const Matrix& m = d.embed;
-  const uint8_t* tile = m.tile(token / kTile);
-  const int column = token % kPanel;
-  const bool right = token % kTile >= kPanel;
-  for (int k = 0; k < m.k; ++k) {
-    float value;
-    if (m.type == WeightType::bf16) {
-      const uint16_t* panel = reinterpret_cast<const uint16_t*>(tile) + (right ? static_cast<size_t>(kPanel) * m.k : 0);
-      value = from_bf16(panel[(k / 2 * kPanel + column) * 2 + k % 2]);
-    } else {
-      const int start = k / kGroup * kGroup, i = k - start;
-      const int size = m.k - start < kGroup ? m.k - start : kGroup;
-      const uint8_t* group = tile + start / kGroup * (kTile * (kGroup + sizeof(float)));
-      const float* scales = reinterpret_cast<const float*>(group + kTile * size);
-      const uint8_t* panel = group + (right ? kPanel * size : 0);
-      value = (static_cast<float>(panel[(i / 4 * kPanel + column) * 4 + i % 4]) - 128.0f) * scales[token % kTile];
-    }
-    x[k] = value * d.shape.embedding_scale;
-  }
-}
-
-// x += norm(branch), then the packed norm of x: what stands between two matrix products of the residual stream.
-ULLAGE_INLINE void add_and_norm(const Decoder& d, int row, const float* post_norm, bool add, const float* norm,
-                                const Matrix& next) {
-  const int hidden = d.shape.hidden;
-  float* x = d.work.x + static_cast<size_t>(row) * hidden;
-  float* branch = d.work.branch + static_cast<size_t>(row) * (hidden + kTile);
-  if (add) {
-    if (post_norm) rms_norm(branch, post_norm, hidden, d.shape.norm_eps, branch);
-    for (int i = 0; i < hidden; i += kLanes) store(x + i, load(x + i) + load(branch + i));
-  }
-  rms_norm(x, norm, hidden, d.shape.norm_eps, branch);
-  pack_row(d, next, branch, row);
-}
-
-ULLAGE_INLINE void rope_tables(const Decoder& d, const Batch& b, int row) {
-  const int half = d.shape.head_size / 2;
-  for (int t = 0; t < d.num_ropes; ++t) {
-    float* cosines = d.work.rope + (static_cast<size_t>(t) * b.num_rows + row) * 2 * half;
-    for (int i = 0; i < half; ++i) {
-      const double angle = b.positions[row] * d.ropes[t].inv_freq[i];
-      cosines[i] = static_cast<float>(cos(angle) * d.ropes[t].attention_factor);
-      cosines[half + i] = static_cast<float>(sin(angle) * d.ropes[t].attention_factor);
-    }
-  }
 }
 
 // Rotary embedding in rotate-half order (arXiv:2104.09864).
@@ -101,196 +36,302 @@ ULLAGE_INLINE void rotate(float* x, const float* cosines, int half) {
   }
 }
 
-// One KV head of one block of the cache.
-struct CacheBlock {
-  uint16_t* keys;
-  uint16_t* values;
-  int head_size, block_size;
+// gate's activation times up.
+ULLAGE_INLINE Vec gated(Activation activation, Vec gate, Vec up) {
+  // gelu(x) = x sigmoid(2 sqrt(2 / pi) x (1 + 0.044715 x^2)): the tanh form, arXiv:1606.08415
+  const Vec bend = splat(1.0f) + splat(0.044715f) * gate * gate;
+  const Vec z = activation == Activation::silu ? gate : splat(1.5957691216057308f) * gate * bend;
+  return gate / (splat(1.0f) + exponential(-z)) * up;
+}
 
-  uint16_t& key(int i, int offset) const {
-    uint16_t* panel = keys + static_cast<size_t>(offset / kPanel) * head_size * kPanel;
-    return panel[(i / 2 * kPanel + offset % kPanel) * 2 + i % 2];
+// One number of a matrix.
+static float weight_at(const Matrix& m, int output, int k) {
+  const uint8_t* tile = m.tile(output / kTile);
+  const int column = output % kTile;
+  if (m.format == Format::bf16) {
+    const uint16_t* panel = reinterpret_cast<const uint16_t*>(tile) + static_cast<size_t>(column / kPanel) * kPanel * m.k;
+    return from_bf16(panel[(k / 2 * kPanel + column % kPanel) * 2 + k % 2]);
   }
-  uint16_t& value(int i, int offset) const {
-    uint16_t* panel = values + static_cast<size_t>(i / kPanel) * block_size * kPanel;
-    return panel[(offset / 2 * kPanel + i % kPanel) * 2 + offset % 2];
+  return with_format(m.format, [&](auto f) {
+    using F = decltype(f);
+    const uint8_t* group = tile + static_cast<size_t>(k / F::terms) * F::bytes;
+    const Place place = place_of<F>(column, k % F::terms);
+    const float q = static_cast<float>(F::bits == 8 ? group[place.byte] : group[place.byte] >> place.shift & 15);
+    const auto number = [&](size_t start) {
+      const uint8_t* at = group + start + static_cast<size_t>(F::scale_bytes) * column;
+      float value;
+      uint16_t half;
+      if constexpr (F::scale_bytes == 4) return memcpy(&value, at, 4), value;
+      return memcpy(&half, at, 2), from_half(half);
+    };
+    const float scale = number(2 * F::panel_bytes);
+    if constexpr (F::has_minimum) return q * scale + number(F::minima_at);
+    return (q - F::zero) * scale;
+  });
+}
+
+// One thread's run through a step.
+class Step {
+ public:
+  Step(const Decoder& d, const Batch& b, StepState& state, int thread)
+      : d_(d),
+        b_(b),
+        shape_(d.shape),
+        w_(d.work),
+        state_(state),
+        thread_(thread),
+        few_(b.num_rows <= kFewRows),
+        x_(w_.x + (few_ ? static_cast<size_t>(w_.max_rows + thread * kFewRows) * d.shape.hidden : 0)),
+        row_bytes_(4 * static_cast<size_t>(d.shape.max_k())),
+        activations_(w_.activations + (few_ ? (w_.max_rows + thread * kFewRows) * row_bytes_ : 0)),
+        attention_scratch_(w_.per_thread + d.shape.thread_scratch_bytes() * thread),
+        panels_(attention_scratch_ + d.shape.attention_scratch_bytes()),
+        normed_(reinterpret_cast<float*>(panels_ + d.shape.panels_bytes())),
+        branch_(normed_ + padded(d.shape.hidden)),
+        num_parts_(parts()) {}
+
+  void run() {
+    uint64_t begun = now();
+    for (int i = 0; i < d_.num_operators; ++i) {
+      const Operator& op = d_.operators[i];
+      run_operator(op);
+      if (thread_ == 0) {
+        const uint64_t ended = now();
+        state_.nanoseconds[static_cast<int>(op.kind)] += ended - begun;
+        begun = ended;
+      }
+    }
   }
+
+ private:
+  void run_operator(const Operator& op) {
+    switch (op.kind) {
+      case Kind::embed: return embed(op);
+      case Kind::qkv: prepare_norm(op); return product(op, b_.num_rows, w_.qkv, op.matrix.outputs);
+      case Kind::append: return append(op);
+      case Kind::attend: return attend(op);
+      case Kind::output: prepare_attention(op); return product(op, b_.num_rows, w_.branch, shape_.hidden + kTile);
+      case Kind::gate_up: prepare_norm(op); return gated_product(op);
+      case Kind::down: prepare_gated(op); return product(op, b_.num_rows, w_.branch, shape_.hidden + kTile);
+      case Kind::head: prepare_head(op); return product(op, b_.num_logit_rows, w_.logits, op.matrix.outputs);
+    }
+  }
+
+  static uint64_t now() {
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+        .count();
+  }
+
+  // Calls body(row) for the rows this thread prepares.
+  template <class Body>
+  void prepare(int num_rows, Body&& body) {
+    const Share rows = few_ ? Share{0, num_rows} : share_of(num_rows, d_.num_threads, thread_);
+    for (int row = rows.begin; row < rows.end; ++row) body(row);
+    if (!few_) state_.barrier.wait();
+  }
+
+  // ---- Rows ---------------------------------------------------------------------------------------------------------
+
+  void pack_row(const Matrix& w, int num_rows, const float* x, int n, int slot) {
+    uint8_t* to = activations_ + row_bytes_ * slot;
+#if ULLAGE_DOT_PRODUCTS
+    if (use_byte_products(w, num_rows)) return pack_row_bytes(x, n, w.k, to);
+#endif
+    pack_row_bf16(x, n, to);
+    memset(to + kRowBytesPerK * n, 0, kRowBytesPerK * (w.k - n));
+  }
+
+  // x += norm(branch); leaves the norm of x in normed_.
+  void add_and_norm(const Operator& op, int row) {
+    const int hidden = shape_.hidden;
+    float* x = x_ + static_cast<size_t>(row) * hidden;
+    if (op.adds_branch) {
+      const float* branch = w_.branch + static_cast<size_t>(row) * (hidden + kTile);
+      if (op.post_norm) {
+        rms_norm(branch, op.post_norm, hidden, shape_.norm_eps, branch_);
+        branch = branch_;
+      }
+      for (int i = 0; i < hidden; i += kLanes) store(x + i, load(x + i) + load(branch + i));
+    }
+    rms_norm(x, op.norm, hidden, shape_.norm_eps, normed_);
+  }
+
+  void prepare_norm(const Operator& op) {
+    prepare(b_.num_rows, [&](int row) {
+      add_and_norm(op, row);
+      pack_row(op.matrix, b_.num_rows, normed_, shape_.hidden, row);
+    });
+  }
+
+  void prepare_attention(const Operator& op) {
+    prepare(b_.num_rows, [&](int row) {
+      float* attention = w_.attention + static_cast<size_t>(row) * shape_.q_size();
+      if (num_parts_ > 1) {
+        attention = reinterpret_cast<float*>(panels_);  // free until the product
+        merge_parts(d_, row, num_parts_, attention);
+      }
+      pack_row(op.matrix, b_.num_rows, attention, shape_.q_size(), row);
+    });
+  }
+
+  void prepare_gated(const Operator& op) {
+    prepare(b_.num_rows, [&](int row) {
+      const float* gated_row = w_.gated + static_cast<size_t>(row) * shape_.intermediate;
+      pack_row(op.matrix, b_.num_rows, gated_row, shape_.intermediate, row);
+    });
+  }
+
+  // Only the rows whose logits are asked for, packed side by side.
+  void prepare_head(const Operator& op) {
+    prepare(b_.num_logit_rows, [&](int i) {
+      add_and_norm(op, b_.logit_rows[i]);
+      pack_row(op.matrix, b_.num_logit_rows, normed_, shape_.hidden, i);
+    });
+  }
+
+  void embed(const Operator& op) {
+    prepare(b_.num_rows, [&](int row) {
+      float* x = x_ + static_cast<size_t>(row) * shape_.hidden;
+      for (int k = 0; k < shape_.hidden; ++k)
+        x[k] = weight_at(op.matrix, b_.token_ids[row], k) * shape_.embedding_scale;
+    });
+    // The cosines and sines are shared; the barrier after the first product comes before anybody reads them.
+    const Share rows = share_of(b_.num_rows, d_.num_threads, thread_);
+    for (int row = rows.begin; row < rows.end; ++row) rope_tables(row);
+  }
+
+  void rope_tables(int row) {
+    const int half = shape_.head_size / 2;
+    for (int t = 0; t < d_.num_ropes; ++t) {
+      float* cosines = w_.rope + (static_cast<size_t>(t) * b_.num_rows + row) * 2 * half;
+      for (int i = 0; i < half; ++i) {
+        const double angle = b_.positions[row] * d_.ropes[t].inv_freq[i];
+        cosines[i] = static_cast<float>(cos(angle) * d_.ropes[t].attention_factor);
+        cosines[half + i] = static_cast<float>(sin(angle) * d_.ropes[t].attention_factor);
+      }
+    }
+  }
+
+  // ---- Products -----------------------------------------------------------------------------------------------------
+
+  void product(const Operator& op, int num_rows, float* out, size_t ld_out) {
+    const Share tiles = share_of(op.matrix.num_tiles(), d_.num_threads, thread_);
+    multiply_tiles(op.matrix, activations_, row_bytes_, num_rows, tiles.begin, tiles.end, panels_,
+                   [&](int row, int tile, const float* values) {
+                     memcpy(out + row * ld_out + static_cast<size_t>(tile) * kTile, values, sizeof(float) * kTile);
+                   });
+    state_.barrier.wait();
+  }
+
+  // Tiles of 16 gate and the 16 up outputs they are multiplied with.
+  void gated_product(const Operator& op) {
+    const Share tiles = share_of(op.matrix.num_tiles(), d_.num_threads, thread_);
+    multiply_tiles(op.matrix, activations_, row_bytes_, b_.num_rows, tiles.begin, tiles.end, panels_,
+                   [&](int row, int tile, const float* values) {
+                     float* to = w_.gated + static_cast<size_t>(row) * shape_.intermediate +
+                                 static_cast<size_t>(tile) * kPanel;
+                     for (int j = 0; j < kPanel; j += kLanes)
+                       store(to + j, gated(shape_.activation, load(values + j), load(values + kPanel + j)));
+                   });
+    state_.barrier.wait();
+  }
+
+  // ---- Attention ----------------------------------------------------------------------------------------------------
+
+  int sequence_of(int row) const {
+    int s = 0;
+    while (b_.seq_starts[s + 1] <= row) ++s;
+    return s;
+  }
+
+  // Bias, per-head norm and rope of q and k; k and v go to the cache.
+  void append(const Operator& op) {
+    if (thread_ == 0) state_.next_item.store(0, std::memory_order_relaxed);
+    const Share rows = share_of(b_.num_rows, d_.num_threads, thread_);
+    for (int row = rows.begin; row < rows.end; ++row) append_row(op, row);
+    state_.barrier.wait();
+  }
+
+  void append_row(const Operator& op, int row) {
+    const int head = shape_.head_size, half = head / 2, num_outputs = shape_.q_size() + 2 * shape_.kv_size();
+    float* qkv = w_.qkv + static_cast<size_t>(row) * ((num_outputs + kTile - 1) / kTile * kTile);
+    if (op.bias)
+      for (int i = 0; i < num_outputs; ++i) qkv[i] += op.bias[i];
+    const float* cosines = w_.rope + (static_cast<size_t>(op.rope) * b_.num_rows + row) * 2 * half;
+    for (int h = 0; h < shape_.num_heads + shape_.num_kv_heads; ++h) {
+      const float* norm = h < shape_.num_heads ? op.q_norm : op.k_norm;
+      float* x = qkv + static_cast<size_t>(h) * head;
+      if (norm) rms_norm(x, norm, head, shape_.norm_eps, x);
+      rotate(x, cosines, half);
+    }
+    const float* keys = qkv + shape_.q_size();
+    const float* values = keys + shape_.kv_size();
+    const int sequence = sequence_of(row), position = b_.positions[row], token = position % shape_.block_size;
+    const int block = b_.block_tables[b_.table_starts[sequence] + position / shape_.block_size];
+    const int first = b_.seq_starts[sequence], last = b_.seq_starts[sequence + 1] - 1;
+    const bool begins_unfilled_block = row == last && b_.positions[first] <= position - token;
+    uint8_t* pool = d_.kv_pool + shape_.layer_pool_bytes() * op.pool_layer;
+    for (int h = 0; h < shape_.num_kv_heads; ++h) {
+      const CacheBlock cache(shape_, pool, block, h);
+      append_token(shape_, cache, token, keys + h * head, values + h * head);
+      if (begins_unfilled_block) clear_tokens(shape_, cache, token + 1);
+    }
+  }
+
+  // The context is shared out when a few rows have a long one; there are other items enough otherwise.
+  int parts() const {
+    if (!few_ || d_.num_threads == 1) return 1;
+    const int longest = b_.positions[b_.num_rows - 1] + 1;
+    const int num_parts = b_.num_sequences > 1 ? 1 : (longest + kSpanTokens - 1) / kSpanTokens;
+    return num_parts < kMaxParts ? num_parts : kMaxParts;
+  }
+
+  int items_of(int sequence) const {
+    const int num_rows = (b_.seq_starts[sequence + 1] - b_.seq_starts[sequence]) * shape_.group();
+    return (num_rows + kMaxAttentionRows - 1) / kMaxAttentionRows * shape_.num_kv_heads * num_parts_;
+  }
+
+  void attend(const Operator& op) {
+    Attention attention(d_, op, attention_scratch_);
+    int sequence = 0, items_before = 0;
+    for (int i = state_.next_item.fetch_add(1);; i = state_.next_item.fetch_add(1)) {
+      while (sequence < b_.num_sequences && i >= items_before + items_of(sequence))
+        items_before += items_of(sequence++);
+      if (sequence == b_.num_sequences) break;
+      attention.run(item_of(sequence, i - items_before));
+    }
+    state_.barrier.wait();
+  }
+
+  Item item_of(int sequence, int index) const {
+    const int kv_heads = shape_.num_kv_heads, batch_row = b_.seq_starts[sequence];
+    const int first_row = index / num_parts_ / kv_heads * kMaxAttentionRows;
+    const int left = (b_.seq_starts[sequence + 1] - batch_row) * shape_.group() - first_row;
+    return {b_.block_tables + b_.table_starts[sequence],
+            index / num_parts_ % kv_heads,
+            first_row,
+            left < kMaxAttentionRows ? left : kMaxAttentionRows,
+            batch_row,
+            b_.positions[batch_row],
+            index % num_parts_,
+            num_parts_};
+  }
+
+  const Decoder& d_;
+  const Batch& b_;
+  const Shape& shape_;
+  const Workspace& w_;
+  StepState& state_;
+  const int thread_;
+  const bool few_;
+  float* const x_;
+  const size_t row_bytes_;
+  uint8_t* const activations_;
+  uint8_t* const attention_scratch_;
+  uint8_t* const panels_;
+  float* const normed_;
+  float* const branch_;
+  const int num_parts_;
 };
 
-ULLAGE_INLINE CacheBlock cache_block(const Shape& shape, uint8_t* pool, int block, int kv_head) {
-  uint8_t* at = pool + (static_cast<size_t>(block) * shape.num_kv_heads + kv_head) * shape.head_block_bytes();
-  uint16_t* keys = reinterpret_cast<uint16_t*>(at);
-  return {keys, keys + shape.block_size * shape.head_size, shape.head_size, shape.block_size};
-}
-
-static int sequence_of(const Batch& b, int row) {
-  int s = 0;
-  while (b.seq_starts[s + 1] <= row) ++s;
-  return s;
-}
-
-// Bias, per-head norm and rope of q and k; k and v go to the cache.
-ULLAGE_INLINE void finish_qkv(const Decoder& d, const Batch& b, const Layer& layer, uint8_t* pool, int row,
-                              size_t ld_qkv) {
-  const Shape& shape = d.shape;
-  const int head = shape.head_size, half = head / 2;
-  float* qkv = d.work.qkv + row * ld_qkv;
-  if (layer.qkv_bias)
-    for (int i = 0; i < shape.q_size() + 2 * shape.kv_size(); ++i) qkv[i] += layer.qkv_bias[i];
-  const float* cosines = d.work.rope + (static_cast<size_t>(layer.rope) * b.num_rows + row) * 2 * half;
-  for (int h = 0; h < shape.num_heads + shape.num_kv_heads; ++h) {
-    const float* norm = h < shape.num_heads ? layer.q_norm : layer.k_norm;
-    float* x = qkv + static_cast<size_t>(h) * head;
-    if (norm) rms_norm(x, norm, head, shape.norm_eps, x);
-    rotate(x, cosines, half);
-  }
-  const float* keys = qkv + shape.q_size();
-  const float* values = keys + shape.kv_size();
-  const int sequence = sequence_of(b, row), position = b.positions[row], offset = position % shape.block_size;
-  const int block = b.block_tables[b.table_starts[sequence] + position / shape.block_size];
-  // Attention reads whole blocks and gives the slots behind the last token the weight 0, which isn't enough when a
-  // request before left NaN there. So the step that begins a block clears what it doesn't fill.
-  const int first = b.seq_starts[sequence], last = b.seq_starts[sequence + 1] - 1;
-  const bool begins_unfilled_block = row == last && b.positions[first] <= position - offset;
-  for (int h = 0; h < shape.num_kv_heads; ++h) {
-    const CacheBlock cache = cache_block(shape, pool, block, h);
-    for (int i = 0; i < head; ++i) {
-      cache.key(i, offset) = to_bf16(keys[h * head + i]);
-      cache.value(i, offset) = to_bf16(values[h * head + i]);
-    }
-    if (begins_unfilled_block)
-      for (int behind = offset + 1; behind < shape.block_size; ++behind)
-        for (int i = 0; i < head; ++i) cache.value(i, behind) = 0;
-  }
-}
-
-// ---- Stages shared out by tiles or items ----------------------------------------------------------------------------
-
-ULLAGE_INLINE void store_tile(float* row, const Vec* values) {
-  for (int j = 0; j < kTileVecs; ++j) store(row + kLanes * j, values[j]);
-}
-
-ULLAGE_INLINE void product(const Decoder& d, const Matrix& w, int num_rows, float* out, size_t ld, int thread) {
-  const Share tiles = share_of(w.num_tiles(), d.num_threads, thread);
-  multiply_tiles(w, packed_rows(d, w), num_rows, tiles.begin, tiles.end,
-                 [&](int row, int tile, const Vec* values) __attribute__((always_inline)) {
-                   store_tile(out + row * ld + static_cast<size_t>(tile) * kTile, values);
-                 });
-}
-
-// silu(gate) * up, or gelu(gate) * up: a tile holds 16 gates and the ups that go with them.
-ULLAGE_INLINE void gated_product(const Decoder& d, const Matrix& w, int num_rows, size_t ld, int thread) {
-  const Share tiles = share_of(w.num_tiles(), d.num_threads, thread);
-  const bool silu = d.shape.activation == Activation::silu;
-  multiply_tiles(w, packed_rows(d, w), num_rows, tiles.begin, tiles.end,
-                 [&](int row, int tile, const Vec* values) __attribute__((always_inline)) {
-                   float* out = d.work.gated + row * ld + static_cast<size_t>(tile) * kPanel;
-                   for (int j = 0; j < kTileVecs / 2; ++j) {
-                     const Vec gate = values[j], up = values[kTileVecs / 2 + j];
-                     // gelu(x) = x sigmoid(2 sqrt(2 / pi) x (1 + 0.044715 x^2)): the tanh form, arXiv:1606.08415
-                     const Vec bend = splat(1.0f) + splat(0.044715f) * gate * gate;
-                     const Vec z = silu ? gate : splat(1.5957691216057308f) * gate * bend;
-                     store(out + kLanes * j, gate / (splat(1.0f) + exponential(-z)) * up);
-                   }
-                 });
-}
-
-ULLAGE_INLINE int items_of(const Batch& b, int s, int group) {
-  return ((b.seq_starts[s + 1] - b.seq_starts[s]) * group + kMaxAttentionRows - 1) / kMaxAttentionRows;
-}
-
-static void attention(const Decoder& d, const Batch& b, const Layer& layer, const uint8_t* pool, size_t ld_qkv,
-                      std::atomic<int>& next_item, int thread) {
-  const AttentionScratch scratch = attention_scratch(d, thread);
-  const int group = d.shape.group(), kv_heads = d.shape.num_kv_heads;
-  int sequence = 0, items_before = 0;
-  for (int i = next_item.fetch_add(1); sequence < b.num_sequences; i = next_item.fetch_add(1)) {
-    while (sequence < b.num_sequences && i >= items_before + items_of(b, sequence, group) * kv_heads)
-      items_before += items_of(b, sequence++, group) * kv_heads;
-    if (sequence == b.num_sequences) return;
-    const int first_row = (i - items_before) / kv_heads * kMaxAttentionRows;
-    const int batch_row = b.seq_starts[sequence];
-    const int left = (b.seq_starts[sequence + 1] - batch_row) * group - first_row;
-    const Item item = {b.block_tables + b.table_starts[sequence],
-                       (i - items_before) % kv_heads,
-                       first_row,
-                       left < kMaxAttentionRows ? left : kMaxAttentionRows,
-                       batch_row,
-                       b.positions[batch_row]};
-    attend(d, layer, pool, ld_qkv, item, scratch);
-  }
-}
-
-// ---- The step -------------------------------------------------------------------------------------------------------
-
-static void run_step(const Decoder& d, const Batch& b, Barrier& barrier, std::atomic<int>& next_item, int thread) {
-  const Shape& shape = d.shape;
-  const Workspace& w = d.work;
-  const Share rows = share_of(b.num_rows, d.num_threads, thread);
-  const size_t ld_hidden = shape.hidden + kTile, ld_attention = shape.q_size();
-
-  for (int row = rows.begin; row < rows.end; ++row) {
-    embed_token(d, b.token_ids[row], w.x + static_cast<size_t>(row) * shape.hidden);
-    rope_tables(d, b, row);
-    add_and_norm(d, row, nullptr, false, d.layers[0].attn_norm, d.layers[0].qkv);
-  }
-  barrier.wait();
-
-  for (int l = 0; l < shape.num_layers; ++l) {
-    const Layer& layer = d.layers[l];
-    uint8_t* pool = d.kv_pool + shape.layer_pool_bytes() * l;
-    const size_t ld_qkv = layer.qkv.outputs, ld_gated = layer.gate_up.outputs / 2;
-
-    product(d, layer.qkv, b.num_rows, w.qkv, ld_qkv, thread);
-    barrier.wait();
-
-    if (thread == 0) next_item.store(0, std::memory_order_relaxed);
-    for (int row = rows.begin; row < rows.end; ++row)
-      finish_qkv(d, b, layer, pool, row, ld_qkv);
-    barrier.wait();
-
-    attention(d, b, layer, pool, ld_qkv, next_item, thread);
-    barrier.wait();
-
-    for (int row = rows.begin; row < rows.end; ++row)
-      pack_row(d, layer.o, w.attention + row * ld_attention, row);
-    barrier.wait();
-
-    product(d, layer.o, b.num_rows, w.branch, ld_hidden, thread);
-    barrier.wait();
-
-    for (int row = rows.begin; row < rows.end; ++row)
-      add_and_norm(d, row, layer.post_attn_norm, true, layer.ffn_norm, layer.gate_up);
-    barrier.wait();
-
-    gated_product(d, layer.gate_up, b.num_rows, ld_gated, thread);
-    barrier.wait();
-
-    for (int row = rows.begin; row < rows.end; ++row)
-      pack_row(d, layer.down, w.gated + row * ld_gated, row);
-    barrier.wait();
-
-    product(d, layer.down, b.num_rows, w.branch, ld_hidden, thread);
-    barrier.wait();
-
-    const bool is_last = l + 1 == shape.num_layers;
-    if (!is_last)
-      for (int row = rows.begin; row < rows.end; ++row)
-        add_and_norm(d, row, layer.post_ffn_norm, true, d.layers[l + 1].attn_norm, d.layers[l + 1].qkv);
-    else if (thread == 0)
-      // Only the rows whose logits are asked for; packed side by side for the output matrix.
-      for (int i = 0; i < b.num_logit_rows; ++i) {
-        const int row = b.logit_rows[i];
-        float* branch = w.branch + row * ld_hidden;
-        float* x = w.x + static_cast<size_t>(row) * shape.hidden;
-        if (layer.post_ffn_norm) rms_norm(branch, layer.post_ffn_norm, shape.hidden, shape.norm_eps, branch);
-        for (int k = 0; k < shape.hidden; k += kLanes) store(x + k, load(x + k) + load(branch + k));
-        rms_norm(x, d.final_norm, shape.hidden, shape.norm_eps, branch);
-        pack_row(d, d.lm_head, branch, i);
-      }
-    barrier.wait();
-  }
-
-  if (b.num_logit_rows) product(d, d.lm_head, b.num_logit_rows, w.logits, d.lm_head.outputs, thread);
-  barrier.wait();
-}
+static void run_step(const Decoder& d, const Batch& b, StepState& state, int thread) { Step(d, b, state, thread).run(); }
