@@ -16,8 +16,8 @@
 constexpr int kTileVecs = kTile / kLanes;
 // Rows multiplied together: as many accumulators as the registers hold.
 constexpr int kMaxRows = kLanes == 16 ? 12 : kLanes == 8 ? 3 : 2;
-constexpr int kMaxGroupRows = 4;     // of byte products
-constexpr int kMostFewRows = 12;     // up to so many rows byte products are faster
+constexpr int kMaxGroupRows = 3;     // of byte products; four would spill
+constexpr int kMostFewRows = 16;     // up to so many rows byte products are faster
 constexpr int kPrefetchBytes = 8192;
 
 ULLAGE_INLINE bool use_byte_products(const Matrix& w, int num_rows) {
@@ -157,6 +157,20 @@ ULLAGE_INLINE Vec load_offsets(const uint8_t* group, int output, Vec scales) {
 }
 
 #if ULLAGE_DOT_PRODUCTS
+// Four consecutive bytes of k of one panel, in the order of formats.h. i is a multiple of 4.
+template <class F>
+ULLAGE_INLINE __m512i load_quads(const uint8_t* panel, int i) {
+  if constexpr (F::bits == 8) return _mm512_loadu_si512(panel + 16 * i);
+  const __m512i pairs = _mm512_loadu_si512(panel + 8 * (i & ~7));
+  return _mm512_and_si512(i & 4 ? _mm512_srli_epi16(pairs, 4) : pairs, _mm512_set1_epi8(15));
+}
+
+ULLAGE_INLINE __m512i broadcast_quad(const uint8_t* at) {
+  int32_t quad;
+  memcpy(&quad, at, 4);
+  return _mm512_set1_epi32(quad);
+}
+
 template <class F, int M>
 static void multiply_groups(const uint8_t* first_row, size_t row_stride, const uint8_t* group, int k, float* out) {
   Vec acc[M][2] = {};
@@ -164,32 +178,25 @@ static void multiply_groups(const uint8_t* first_row, size_t row_stride, const u
   for (int m = 0; m < M; ++m) rows[m] = first_row + row_stride * m;
   for (int start = 0; start < k; start += F::terms, group += F::bytes) {
     for (size_t line = 0; line < F::bytes; line += 64) __builtin_prefetch(group + kPrefetchBytes + line, 0, 2);
-    for (int panel = 0; panel < 2; ++panel) {
-      const uint8_t* vectors = group + panel * F::panel_bytes;
-      __m512i hi[M], lo[M];
-      for (int m = 0; m < M; ++m) hi[m] = lo[m] = _mm512_setzero_si512();
-      for (int i = 0; i < F::terms; i += 4) {  // one vector of bytes, in the order of formats.h
-        __m512i q;
-        if constexpr (F::bits == 8) {
-          q = _mm512_loadu_si512(vectors + 16 * i);
-        } else {
-          q = _mm512_loadu_si512(vectors + 8 * (i & ~7));
-          q = _mm512_and_si512(i & 4 ? _mm512_srli_epi16(q, 4) : q, _mm512_set1_epi8(15));
-        }
-        for (int m = 0; m < M; ++m) {
-          int32_t h, l;
-          memcpy(&h, rows[m] + start + i, 4);
-          memcpy(&l, rows[m] + k + start + i, 4);
-          hi[m] = _mm512_dpbusd_epi32(hi[m], q, _mm512_set1_epi32(h));
-          lo[m] = _mm512_dpbusd_epi32(lo[m], q, _mm512_set1_epi32(l));
+    __m512i hi[M][2], lo[M][2];
+    for (int m = 0; m < M; ++m) hi[m][0] = hi[m][1] = lo[m][0] = lo[m][1] = _mm512_setzero_si512();
+    for (int i = 0; i < F::terms; i += 4) {
+      const __m512i q[2] = {load_quads<F>(group, i), load_quads<F>(group + F::panel_bytes, i)};
+      for (int m = 0; m < M; ++m) {
+        const __m512i h = broadcast_quad(rows[m] + start + i), l = broadcast_quad(rows[m] + k + start + i);
+        for (int panel = 0; panel < 2; ++panel) {
+          hi[m][panel] = _mm512_dpbusd_epi32(hi[m][panel], q[panel], h);
+          lo[m][panel] = _mm512_dpbusd_epi32(lo[m][panel], q[panel], l);
         }
       }
+    }
+    for (int panel = 0; panel < 2; ++panel) {
       const Vec scales = load_scales<F>(group + 2 * F::panel_bytes + F::scale_bytes * kPanel * panel);
       const Vec offsets = load_offsets<F>(group, kPanel * panel, scales);
       for (int m = 0; m < M; ++m) {
         const ByteRow row(rows[m], k);
         const float sum_x = F::terms == 32 ? row.sums32[start / 32] : row.sums16[start / 16];
-        const __m512i whole = _mm512_add_epi32(_mm512_slli_epi32(hi[m], 8), lo[m]);
+        const __m512i whole = _mm512_add_epi32(_mm512_slli_epi32(hi[m][panel], 8), lo[m][panel]);
         acc[m][panel] += (Vec)_mm512_cvtepi32_ps(whole) * scales;
         acc[m][panel] += splat(sum_x) * offsets;
       }
@@ -201,10 +208,38 @@ static void multiply_groups(const uint8_t* first_row, size_t row_stride, const u
 }
 #endif
 
-// A tile in groups, widened to bf16 panels.
+// Pairs (even, odd) of floats to pairs of bf16, nearest; a tie goes up.
+ULLAGE_INLINE UVec bf16_pairs(Vec even, Vec odd) {
+  return (((UVec)even + 0x8000u) >> 16) | (((UVec)odd + 0x8000u) & 0xffff0000u);
+}
+
+// Eight consecutive k of kLanes outputs to four vectors of bf16 pairs, 64 bytes apart.
+template <class F>
+ULLAGE_INLINE void expand_eight(const uint8_t* lanes, Vec scales, Vec offsets, uint8_t* to) {
+  for (int pair = 0; pair < 4; ++pair) {
+    Vec even, odd;
+    if constexpr (F::bits == 4) {
+      // 0x4300 | q is 128 + q in bf16. The odd float's lower half holds the even number: 0x4300 / 2^16 is taken out by
+      // the offset, what remains (q / 2^16) is far below the rounding to bf16.
+      const UVec words = ((load_words(lanes) >> (4 * pair)) & 0x000f000fu) | 0x43004300u;
+      even = (Vec)(words << 16) * scales + (offsets - splat(128.0f) * scales);
+      odd = (Vec)words * scales + (offsets - splat(128.0f + 0x4300 / 65536.0f) * scales);
+    } else {
+      const UVec words = (load_words(lanes + 64 * (pair % 2)) >> (8 * (pair / 2))) & 0x00ff00ffu;
+      even = __builtin_convertvector((IVec)(words & 0xffffu), Vec) * scales + offsets;
+      odd = __builtin_convertvector((IVec)(words >> 16), Vec) * scales + offsets;
+    }
+    const UVec pairs = bf16_pairs(even, odd);
+    memcpy(to + 64 * pair, &pairs, sizeof pairs);
+  }
+}
+
+// A tile in groups, widened to bf16 panels. Fetches the tile behind it, which is read next.
 template <class F>
 static void expand_tile(const uint8_t* group, int k, uint8_t* to) {
-  for (int start = 0; start < k; start += F::terms, group += F::bytes)
+  const size_t tile_bytes = static_cast<size_t>(k / F::terms) * F::bytes;
+  for (int start = 0; start < k; start += F::terms, group += F::bytes) {
+    for (size_t line = 0; line < F::bytes; line += 64) __builtin_prefetch(group + tile_bytes + line, 0, 2);
     for (int j = 0; j < kTileVecs; ++j) {
       const int output = j * kLanes;
       const uint8_t* lanes = group + output / kPanel * F::panel_bytes + output % kPanel * 4;
@@ -212,19 +247,10 @@ static void expand_tile(const uint8_t* group, int k, uint8_t* to) {
       const Vec scales = load_scales<F>(group + 2 * F::panel_bytes + F::scale_bytes * output);
       const Vec offsets = load_offsets<F>(group, output, scales);
       for (int eight = 0; eight < F::terms / 8; ++eight)
-        for (int pair = 0; pair < 4; ++pair) {
-          UVec words;
-          if constexpr (F::bits == 4) {
-            words = (load_words(lanes + 64 * eight) >> (4 * pair)) & 0x000f000fu;
-          } else {
-            words = (load_words(lanes + 64 * (2 * eight + pair % 2)) >> (8 * (pair / 2))) & 0x00ff00ffu;
-          }
-          const Vec even = __builtin_convertvector((IVec)(words & 0xffffu), Vec) * scales + offsets;
-          const Vec odd = __builtin_convertvector((IVec)(words >> 16), Vec) * scales + offsets;
-          const UVec pairs = (((UVec)even + 0x8000u) >> 16) | (((UVec)odd + 0x8000u) & 0xffff0000u);
-          memcpy(panel + static_cast<size_t>(64) * (start / 2 + 4 * eight + pair), &pairs, sizeof pairs);
-        }
+        expand_eight<F>(lanes + 64 * (F::bits / 4) * eight, scales, offsets,
+                        panel + static_cast<size_t>(64) * (start / 2 + 4 * eight));
     }
+  }
 }
 
 // ---- A matrix -------------------------------------------------------------------------------------------------------
