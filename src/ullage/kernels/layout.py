@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 KVType = Literal["bf16", "int8"]
 KV_TYPES: tuple[KVType, ...] = ("bf16", "int8")
 
-ATTENTION_ROWS = 12  # kMaxAttentionRows in native/decoder.h
+ATTENTION_ROWS = 16  # kMaxAttentionRows in native/decoder.h
 SPAN_TOKENS = 256  # kSpanTokens
 FEW_ROWS = 4  # kFewRows
+SPARE_ROWS = 16  # kSpareRows
 MAX_PARTS = 16  # kMaxParts
 ALIGNMENT = 64
 
@@ -172,7 +173,7 @@ def workspace_layout(
         "qkv": rows * ld_qkv * 4,
         "attention": rows * spec.q_size * 4,
         "gated": rows * spec.intermediate_size * 4,
-        "activations": rows_and_own * max_k * 4,
+        "activations": (rows_and_own + SPARE_ROWS) * max_k * 4,
         "rope": ropes * rows * spec.head_size * 4,
         "parts": FEW_ROWS * spec.num_heads * MAX_PARTS * (spec.head_size + PANEL_OUTPUTS) * 4,
         "per_thread": num_threads * thread_bytes,

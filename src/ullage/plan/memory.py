@@ -166,16 +166,16 @@ def _formulas(
 ) -> dict[str, str]:
     native = request.runner == "native"
     weights = "every tensor in float32"
-    element = "4 B"
+    head = f"{spec.head_size} x 4 B"
     if native:
         formats = layout.weight_layout(spec, request.weight_type, stored_types).bytes_by_format()
         parts = [f"{format_bytes(num_bytes)} {name}" for name, num_bytes in formats.items()]
         weights = f"matrices: {', '.join(parts)}; norms in float32"
-        element = "2 B" if request.kv_type == "bf16" else "1 B + 4 B per head"
+        head = f"{spec.head_size} x 2 B" if request.kv_type == "bf16" else f"({spec.head_size} x 1 B + 4 B)"
     return {
         "weights": weights + ("; the embedding is also the output matrix" if spec.tied_embeddings else ""),
-        "kv_pool": f"2 (K, V) x {spec.num_layers} layers x {spec.num_kv_heads} heads x {spec.head_size}"
-        f" x {element} x {num_blocks * request.block_size:,} tokens",
+        "kv_pool": f"2 (K, V) x {spec.num_layers} layers x {spec.num_kv_heads} heads"
+        f" x {head} x {num_blocks * request.block_size:,} tokens",
         "workspace": f"one step of {request.max_num_batched_tokens} tokens, {request.num_threads} threads"
         if native
         else "numpy's temporaries are in runtime",

@@ -87,6 +87,17 @@ ULLAGE_INLINE void clear_tokens(const Shape& shape, const CacheBlock& cache, int
 
 // count bytes to as many bf16, exactly. count is a multiple of 32.
 ULLAGE_INLINE void widen_int8(const uint8_t* from, size_t count, uint8_t* to) {
+#if ULLAGE_DOT_PRODUCTS
+  alignas(64) static constexpr uint16_t kHighHalves[32] = {1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31,
+                                                           33, 35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
+  const __m512i high_halves = _mm512_load_si512(kHighHalves);
+  const auto floats = [&](size_t i) {
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i));
+    return _mm512_castps_si512(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes)));
+  };
+  for (size_t i = 0; i < count; i += 32)
+    _mm512_storeu_si512(to + 2 * i, _mm512_permutex2var_epi16(floats(i), high_halves, floats(i + 16)));
+#else
   typedef int8_t Bytes __attribute__((vector_size(kLanes)));
   typedef uint16_t Halves __attribute__((vector_size(2 * kLanes)));
   for (size_t i = 0; i < count; i += kLanes) {
@@ -96,6 +107,7 @@ ULLAGE_INLINE void widen_int8(const uint8_t* from, size_t count, uint8_t* to) {
     const Halves halves = __builtin_convertvector((UVec)values >> 16, Halves);
     memcpy(to + 2 * i, &halves, sizeof halves);
   }
+#endif
 }
 
 // ---- One item -------------------------------------------------------------------------------------------------------
@@ -144,10 +156,49 @@ struct Item {
 // Bytes of a row per k, in the form multiply_bf16 reads.
 constexpr int kRowBytesPerK = ULLAGE_DOT_PRODUCTS ? 2 : 4;
 
+struct PanelPair {
+  const uint8_t* left;
+  const uint8_t* right;
+};
+
+#if ULLAGE_TILES
+// As multiply_panels, for all 16 rows that an item has room for.
+template <class Panels>
+ULLAGE_INLINE void multiply_panels_by_tiles(const uint8_t* rows, size_t row_stride, int num_chunks, int chunk_k,
+                                            Panels&& panels, float* out, size_t ld_out, bool accumulate, bool both) {
+  static_assert(kMaxAttentionRows == kTileRows);
+  const size_t out_stride = sizeof(float) * ld_out;
+  if (accumulate) {
+    tile_load(0, out, out_stride);
+    if (both) tile_load(1, out + kPanel, out_stride);
+  } else {
+    tile_zero(0);
+    tile_zero(1);
+  }
+  for (int c = 0; c < num_chunks; ++c) {
+    const auto [left, right] = panels(c);
+    for (int start = 0; start < chunk_k; start += kTileTerms) {
+      tile_load(4, rows + 2 * (static_cast<size_t>(c) * chunk_k + start), row_stride);
+      tile_load(6, left + static_cast<size_t>(start) * kPanel * 2, 64);
+      tile_multiply(0, 4, 6);
+      if (!both) continue;
+      tile_load(7, right + static_cast<size_t>(start) * kPanel * 2, 64);
+      tile_multiply(1, 4, 7);
+    }
+  }
+  tile_store(0, out, out_stride);
+  if (both) tile_store(1, out + kPanel, out_stride);
+}
+#endif
+
 // out[r][columns of the two panels] (+)= rows * panels, for all rows of an item; panels(chunk) gives left and right.
 template <class Panels>
 ULLAGE_INLINE void multiply_panels(const uint8_t* rows, size_t row_stride, int num_rows, int num_chunks, int chunk_k,
                                    Panels&& panels, float* out, size_t ld_out, bool accumulate, bool both) {
+#if ULLAGE_TILES
+  if (num_rows > 4 && chunk_k % kTileTerms == 0)
+    return multiply_panels_by_tiles(rows, row_stride, num_chunks, chunk_k, panels, out, ld_out, accumulate, both);
+#endif
   const auto multiply = [&](auto count, int first) __attribute__((always_inline)) {
     constexpr int M = decltype(count)::value;
     Accumulators<M> acc = {};
@@ -185,11 +236,6 @@ ULLAGE_INLINE void multiply_panels(const uint8_t* rows, size_t row_stride, int n
     first += count;
   }
 }
-
-struct PanelPair {
-  const uint8_t* left;
-  const uint8_t* right;
-};
 
 ULLAGE_INLINE int clamp(int value, int most) { return value < 0 ? 0 : value > most ? most : value; }
 

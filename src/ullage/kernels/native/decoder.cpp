@@ -1,5 +1,11 @@
 #include "decoder.h"
 
+#if ULLAGE_AMX
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 namespace ullage {
 
 // One for each instruction set this build has (CMakeLists.txt says which).
@@ -13,22 +19,52 @@ extern const StepFunction step;
 namespace avx512 {
 extern const StepFunction step;
 }
+namespace amx_imitated {
+extern const StepFunction step;
+}
+#endif
+#if ULLAGE_AMX
+namespace amx {
+extern const StepFunction step;
+bool usable();
+}  // namespace amx
+
+namespace {
+
+// The processor has bf16 tiles, the system lets this process use them, and they compute what they should.
+bool has_amx() {
+  unsigned eax, ebx, ecx, edx;
+  if (!__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) || !(edx >> 22 & 1) || !(edx >> 24 & 1)) return false;
+  constexpr int kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0 && amx::usable();
+}
+
+}  // namespace
 #endif
 
-int available_isas(const Isa* out[3]) {
+int available_isas(const Isa* out[kMaxIsas]) {
   int count = 0;
 #if ULLAGE_AVX
   static const Isa avx512_isa = {"avx512", avx512::step};
   static const Isa avx2_isa = {"avx2", avx2::step};
+  static const Isa imitated_isa = {"amx-imitated", amx_imitated::step};
   __builtin_cpu_init();
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni") &&
-      __builtin_cpu_supports("avx512bf16"))
-    out[count++] = &avx512_isa;
+  const bool has_avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+                          __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16");
+#if ULLAGE_AMX
+  static const Isa amx_isa = {"amx", amx::step};
+  static const bool amx_found = has_avx512 && has_amx();
+  if (amx_found) out[count++] = &amx_isa;
+#endif
+  if (has_avx512) out[count++] = &avx512_isa;
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) out[count++] = &avx2_isa;
 #endif
   static const Isa portable_isa = {"portable", portable::step};
   out[count++] = &portable_isa;
+#if ULLAGE_AVX
+  if (has_avx512) out[count++] = &imitated_isa;
+#endif
   return count;
 }
 

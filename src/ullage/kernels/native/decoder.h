@@ -11,9 +11,10 @@
 
 namespace ullage {
 
-constexpr int kMaxAttentionRows = 12;  // query rows that one item of attention works on at most
+constexpr int kMaxAttentionRows = 16;  // query rows that one item of attention works on at most
 constexpr int kSpanTokens = 256;       // tokens of the context whose scores are held at once
 constexpr int kFewRows = 4;            // up to so many rows every thread prepares all of them for itself
+constexpr int kSpareRows = 16;
 constexpr int kMaxParts = 16;          // that the context of a few rows is split into at most
 
 enum class Activation : int32_t { silu = 0, gelu_tanh = 1 };
@@ -83,7 +84,7 @@ struct Shape {
 };
 
 // Scratch memory of a step; sizes in rows are the most tokens of a step. Carved up by Python (layout.py). The rows of
-// x and activations are followed by kFewRows of each thread's own.
+// x and activations are followed by kFewRows of each thread's own, activations also by kSpareRows that only tiles read.
 struct Workspace {
   int max_rows = 0;
   float* x = nullptr;              // [rows + threads * few][hidden]         residual stream
@@ -91,7 +92,7 @@ struct Workspace {
   float* qkv = nullptr;            // [rows][qkv outputs]
   float* attention = nullptr;      // [rows][q_size]
   float* gated = nullptr;          // [rows][intermediate]
-  uint8_t* activations = nullptr;  // [rows + threads * few][4 * max_k]   what a matrix product reads
+  uint8_t* activations = nullptr;  // [rows + threads * few + spare][4 * max_k]   what a matrix product reads
   float* rope = nullptr;           // [num ropes][rows][head_size]   cos, then sin
   float* parts = nullptr;          // [few][heads][kMaxParts][part_floats]
   uint8_t* per_thread = nullptr;   // [threads][thread_scratch_bytes]
@@ -136,7 +137,9 @@ struct Isa {
   StepFunction run_step;
 };
 
-// The instruction sets compiled in that this processor has, best first; portable is always there.
-int available_isas(const Isa* out[3]);
+// The instruction sets compiled in that this processor has, best first; portable is always there. Behind it stands, where
+// it can run, `amx-imitated`: for tests of what is built on tiles.
+constexpr int kMaxIsas = 5;
+int available_isas(const Isa* out[kMaxIsas]);
 
 }  // namespace ullage

@@ -74,7 +74,7 @@ class NativeDecoder {
         pool_(num_threads),
         state_(num_threads) {
     require(num_threads > 0, "a step needs a thread");
-    const Isa* found[3];
+    const Isa* found[kMaxIsas];
     const int count = available_isas(found);
     for (int i = 0; i < count; ++i)
       if (isa.empty() || isa == found[i]->name) {
@@ -181,7 +181,7 @@ class NativeDecoder {
     w.qkv = floats("qkv", rows, whole_tiles(s.q_size() + 2 * s.kv_size()));
     w.attention = floats("attention", rows, s.q_size());
     w.gated = floats("gated", rows, s.intermediate);
-    w.activations = piece("activations", rows_and_own * 4 * s.max_k());
+    w.activations = piece("activations", (rows_and_own + kSpareRows) * 4 * s.max_k());
     w.rope = floats("rope", rows, static_cast<size_t>(d_.num_ropes) * s.head_size);
     w.parts = reinterpret_cast<float*>(piece("parts", s.parts_bytes()));
     w.per_thread = piece("per_thread", s.thread_scratch_bytes() * d_.num_threads);
@@ -291,7 +291,7 @@ bool pack_stored(Bytes arena, size_t offset, int outputs, int k, const std::stri
 }
 
 std::vector<std::string> isas() {
-  const Isa* found[3];
+  const Isa* found[kMaxIsas];
   const int count = available_isas(found);
   std::vector<std::string> names;
   for (int i = 0; i < count; ++i) names.push_back(found[i]->name);

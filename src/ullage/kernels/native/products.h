@@ -13,11 +13,15 @@
 #define ULLAGE_DOT_PRODUCTS 0
 #endif
 
+#if !defined(ULLAGE_TILES)
+#define ULLAGE_TILES 0
+#endif
+
 constexpr int kTileVecs = kTile / kLanes;
 // Rows multiplied together: as many accumulators as the registers hold.
 constexpr int kMaxRows = kLanes == 16 ? 12 : kLanes == 8 ? 3 : 2;
 constexpr int kMaxGroupRows = 3;     // of byte products; four would spill
-constexpr int kMostFewRows = 16;     // up to so many rows byte products are faster
+constexpr int kMostFewRows = ULLAGE_TILES ? 6 : 16;  // up to so many rows byte products are faster
 constexpr int kPrefetchBytes = 8192;
 
 ULLAGE_INLINE bool use_byte_products(const Matrix& w, int num_rows) {
@@ -253,17 +257,27 @@ static void expand_tile(const uint8_t* group, int k, uint8_t* to) {
   }
 }
 
+#if ULLAGE_TILES
+#include "tiles.h"
+#endif
+
 // ---- A matrix -------------------------------------------------------------------------------------------------------
 
 using TileKernel = void (*)(const uint8_t* first_row, size_t row_stride, const uint8_t* tile, int k, float* out);
 
+constexpr int kMostRowsTogether = ULLAGE_TILES ? 2 * 16 : kMaxRows;
+
 ULLAGE_INLINE int rows_together(int num_rows, int most) {
+  if (most > kMaxRows && num_rows > 4) return num_rows < most ? num_rows : most;  // tiles take what there is
   for (const int count : {12, 8, 6, 4, 3, 2})
     if (count <= most && count <= num_rows) return count;
   return 1;
 }
 
 static TileKernel dense_kernel(int num_rows) {
+#if ULLAGE_TILES
+  if (num_rows > 4) return num_rows > kTileRows ? multiply_tile_rows<2> : multiply_tile_rows<1>;
+#endif
   switch (num_rows) {
 #if ULLAGE_LANES == 16
     case 12: return multiply_tile<12>;
@@ -302,7 +316,7 @@ template <class Finish>
 ULLAGE_INLINE void multiply_tiles(const Matrix& w, const uint8_t* activations, size_t row_stride, int num_rows,
                                   int tile_begin, int tile_end, uint8_t* panels, Finish&& finish) {
   const bool byte_products = use_byte_products(w, num_rows);
-  alignas(64) float out[kMaxRows * kTile];
+  alignas(64) float out[kMostRowsTogether * kTile];
   for (int tile = tile_begin; tile < tile_end; ++tile) {
     const uint8_t* weights = w.tile(tile);
     if (!byte_products && w.format != Format::bf16) {
@@ -310,7 +324,7 @@ ULLAGE_INLINE void multiply_tiles(const Matrix& w, const uint8_t* activations, s
       weights = panels;
     }
     for (int first = 0; first < num_rows;) {
-      const int count = rows_together(num_rows - first, byte_products ? kMaxGroupRows : kMaxRows);
+      const int count = rows_together(num_rows - first, byte_products ? kMaxGroupRows : kMostRowsTogether);
       const TileKernel kernel = byte_products ? group_kernel(w.format, count) : dense_kernel(count);
       kernel(activations + row_stride * first, row_stride, weights, w.k, out);
       for (int m = 0; m < count; ++m) finish(first + m, tile, out + m * kTile);

@@ -91,6 +91,9 @@ class Step {
         num_parts_(parts()) {}
 
   void run() {
+#if ULLAGE_TILES
+    configure_tiles();
+#endif
     uint64_t begun = now();
     for (int i = 0; i < d_.num_operators; ++i) {
       const Operator& op = d_.operators[i];
@@ -101,6 +104,9 @@ class Step {
         begun = ended;
       }
     }
+#if ULLAGE_TILES
+    release_tiles();
+#endif
   }
 
  private:
