@@ -100,7 +100,7 @@ def build_engine(model_path: Path, options: EngineOptions) -> BuiltEngine:
         scheduler_config = SchedulerConfig(
             plan.max_model_len, options.max_num_seqs, options.max_num_batched_tokens, options.max_waiting_requests
         )
-        kv_config = KVCacheConfig(plan.num_blocks, plan.block_size, plan.token_bytes, options.enable_prefix_caching)
+        kv_config = KVCacheConfig(plan.num_blocks, plan.demand, plan.slot_bytes, options.enable_prefix_caching)
         ledger = MemoryLedger(plan.planned_bytes())
         runner = _build_runner(model, ledger, plan, plan_request)
         ledger.check_complete()

@@ -17,13 +17,13 @@ def make_runner(**options: object) -> FakeRunner:
 
 
 def scheduled(
-    token_ids: list[int], block_ids: list[int], *, position: int = 0, banned_token_ids: tuple[int, ...] = ()
+    token_ids: list[int], *block_tables: list[int], position: int = 0, banned_token_ids: tuple[int, ...] = ()
 ) -> ScheduledRequest:
     return ScheduledRequest(
         request_id=0,
         token_ids=token_ids,
         num_computed_tokens=position,
-        block_ids=block_ids,
+        block_tables=block_tables,
         sampling=SamplingParams(),
         seed=0,
         needs_logits=True,

@@ -19,6 +19,7 @@ from ullage.engine.fake_runner import FakeRunner
 from ullage.engine.request import TokenOutput
 from ullage.engine.sampling_params import SamplingParams
 from ullage.engine.step import SampledToken, ScheduledStep
+from ullage.plan.block_demand import BlockDemand
 
 MAX_TOKENS = 25
 
@@ -63,18 +64,29 @@ class Trace:
         """:param longest: tokens of the longest request that may come"""
         max_num_seqs = self.random.randint(1, 8)
         block_size = self.random.choice([1, 2, 3, 4, 8, 16])
-        pool_size = int(longest * self.random.choice([0.5, 1, 1.2, 1.2, 1.5, 2, 3, 10]))
+        max_num_batched_tokens = max_num_seqs + self.random.choice([0, 1, 5, 20, 100])
+        windows = self._windows()
+        # Of the blocks that the longest request needs: with windows, fewer than its tokens.
+        needed = BlockDemand(block_size, windows, max_num_batched_tokens).num_blocks(longest)
         return make_core(
-            num_blocks=-(-pool_size // block_size),
+            num_blocks=max(1, int(needed * self.random.choice([0.5, 1, 1.2, 1.2, 1.5, 2, 3, 10]))),
             block_size=block_size,
+            windows=windows,
             max_model_len=self.random.choice([20, 80, 80]),
             max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_seqs + self.random.choice([0, 1, 5, 20, 100]),
+            max_num_batched_tokens=max_num_batched_tokens,
             enable_prefix_caching=self.random.random() < 0.85,
             eos_probability=self.random.choice([0.0, 0.0, 0.1]),
             seed=self.random.getrandbits(20),
             runner_class=InterruptedRunner,
         )
+
+    def _windows(self) -> tuple[int | None, ...]:
+        """Half of the models have windows, some nothing else."""
+        if self.random.random() < 0.5:
+            return (None,)
+        kinds = [*self.random.choice([[None], [None], [None, 9], []]), self.random.choice([1, 2, 3, 4, 5, 8, 16, 40])]
+        return tuple(window for window in kinds for _ in range(self.random.randint(1, 2)))
 
     def _token_ids(self, num_tokens: int) -> list[int]:
         return [self.random.randrange(3) for _ in range(num_tokens)]  # few kinds, so that prompts resemble each other

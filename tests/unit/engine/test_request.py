@@ -5,8 +5,9 @@ import pytest
 from ullage.base.errors import ContextLengthError, InvalidRequestError, KVCapacityError
 from ullage.engine.request import Request, RequestLimits
 from ullage.engine.sampling_params import SamplingParams
+from ullage.plan.block_demand import BlockDemand
 
-LIMITS = RequestLimits(max_model_len=100, num_blocks=5, block_size=16, vocab_size=50)
+LIMITS = RequestLimits(max_model_len=100, num_blocks=5, demand=BlockDemand(16), vocab_size=50)
 
 
 def request(**sampling: object) -> Request:
