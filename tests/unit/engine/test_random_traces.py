@@ -1,7 +1,7 @@
 """A thousand random lives of an engine: whatever happens, every request gets exactly its tokens, and the books balance.
 
 The runner's next token is a hash of all that it reads back through the block table: a block that is wrong in any way
-shows in the tokens.
+shows in the tokens. Half of the models have layers with sliding windows.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ullage.engine.core import EngineCore
 from ullage.engine.fake_runner import FakeRunner
 from ullage.engine.request import TokenOutput
 from ullage.engine.sampling_params import SamplingParams
-from ullage.engine.step import SampledToken, ScheduledStep
+from ullage.engine.step import RELEASED_BLOCK, SampledToken, ScheduledStep
 from ullage.plan.block_demand import BlockDemand
 
 MAX_TOKENS = 25
@@ -37,9 +37,12 @@ class InterruptedRunner(FakeRunner):
 
     interrupt = staticmethod(lambda: None)
     max_num_batched_tokens = 0
+    num_given_back = 0
 
     def execute(self, step: ScheduledStep) -> list[SampledToken]:
         assert step.num_tokens <= self.max_num_batched_tokens
+        for request in step.requests:
+            self.num_given_back += any(RELEASED_BLOCK in table for table in request.block_tables)
         self.interrupt()
         sampled = super().execute(step)
         self.interrupt()
@@ -161,6 +164,7 @@ class Trace:
         assert pool.num_free == len(pool.blocks)
         assert booked.kv_reserved_bytes == booked.kv_used_bytes == 0
         self.happened["preemption"] += self.core.scheduler.counters.num_preemptions
+        self.happened["given back"] += self.core.runner.num_given_back
         self.happened["prefix hit"] += self.core.scheduler.counters.num_prefix_hit_tokens
 
     def _expected(self, asked: Asked) -> tuple[list[int], str]:
@@ -187,7 +191,7 @@ def test_a_thousand_random_traces():
         except AssertionError as error:
             pytest.fail(f"trace {seed}: {error!r}")
         happened += trace.happened
-    for what in ("length", "stop", "abort", "preemption", "prefix hit"):
+    for what in ("length", "stop", "abort", "preemption", "prefix hit", "given back"):
         assert happened[what] > 300, happened
     for refused in ("ContextLengthError", "KVCapacityError"):
         assert happened[refused] > 100, happened
