@@ -57,6 +57,7 @@ class KVCacheManager:
         self.config = config
         self.pool = BlockPool(config.num_blocks, config.demand.block_size)
         self._demand = config.demand
+        self._windowed = [(group, w) for group, w in enumerate(config.demand.windows) if w is not None]
         self._ledger = ledger
 
     def admit(self, request: Request, *, keep_free: int = 0) -> int | None:
@@ -94,7 +95,9 @@ class KVCacheManager:
 
         :return: the block tables; None: not enough blocks are free, nothing changed
         """
-        num_missing = sum(self._num_missing(request))
+        num_missing = 0
+        for window, table in zip(self._demand.windows, request.block_tables, strict=True):
+            num_missing += self._length_of(request, window) - len(table)
         if num_missing:
             if num_missing > self.pool.num_free:
                 return None
@@ -112,13 +115,11 @@ class KVCacheManager:
         while request.num_computed_tokens < end:
             index, offset = divmod(request.num_computed_tokens, block_size)
             num_written = min(block_size - offset, end - request.num_computed_tokens)
-            blocks = [self.pool.blocks[table[index]] for table in request.block_tables]
-            for block in blocks:
-                self.pool.write(block, num_written)
+            for table in request.block_tables:
+                self.pool.write(self.pool.blocks[table[index]], num_written)
             request.num_computed_tokens += num_written
             if offset + num_written == block_size and self.config.enable_prefix_caching:
-                tokens = tuple(request.token_ids[index * block_size : (index + 1) * block_size])
-                self._move_to(request, self.pool.publish(blocks, (request.prefix or request.cache_salt, tokens)))
+                self._publish(request, index)
         self._give_back(request)
         self._book()
 
@@ -132,27 +133,33 @@ class KVCacheManager:
         self._move_to(request, None)
         self._book()
 
-    def _num_missing(self, request: Request) -> list[int]:
-        """Blocks that each table lacks."""
-        return [
-            self._demand.table_length(window, request.num_computed_tokens, request.num_tokens) - len(table)
-            for window, table in zip(self._demand.windows, request.block_tables, strict=True)
-        ]
+    def _length_of(self, request: Request, window: int | None) -> int:
+        """Entries that a table must have now."""
+        return self._demand.table_length(window, request.num_computed_tokens, len(request.token_ids))
 
     def _fill_up(self, request: Request) -> None:
-        for group, num_missing in enumerate(self._num_missing(request)):
-            for _ in range(num_missing):
+        for group, window in enumerate(self._demand.windows):
+            table = request.block_tables[group]
+            for _ in range(self._length_of(request, window) - len(table)):
                 block = self.pool.allocate(group)
                 assert block is not None
-                request.block_tables[group].append(block.block_id)
+                table.append(block.block_id)
 
     def _give_back(self, request: Request) -> None:
-        for window, table in zip(self._demand.windows, request.block_tables, strict=True):
+        for group, window in self._windowed:
+            table = request.block_tables[group]
             index = self._demand.first_block(window, request.num_computed_tokens) - 1
             while index >= 0 and table[index] != RELEASED_BLOCK:
                 self.pool.release(self.pool.blocks[table[index]])
                 table[index] = RELEASED_BLOCK
                 index -= 1
+
+    def _publish(self, request: Request, index: int) -> None:
+        """Makes a block of every table, just filled, findable behind those before it."""
+        size = self._demand.block_size
+        blocks = [self.pool.blocks[table[index]] for table in request.block_tables]
+        tokens = tuple(request.token_ids[index * size : (index + 1) * size])
+        self._move_to(request, self.pool.publish(blocks, (request.prefix or request.cache_salt, tokens)))
 
     def _move_to(self, request: Request, prefix: Prefix | None) -> None:
         """The request's full blocks end with this prefix now; it is held while the request runs."""

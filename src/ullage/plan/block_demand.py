@@ -40,22 +40,19 @@ class BlockDemand:
 
     def table_length(self, window: int | None, num_computed_tokens: int, num_tokens: int) -> int:
         """Entries of a group's block table before a step, given-back ones included."""
-        length = self._num_whole_blocks(num_tokens)
+        length = -(-num_tokens // self.block_size)
         if window is None:
             return length
         return min(length, self.first_block(window, num_computed_tokens) + self._most_in_window(window))
 
     def num_blocks(self, num_tokens: int) -> int:
         """Blocks that a request of so many tokens holds at one time, at most."""
-        return self._num_blocks_of(self._num_whole_blocks(num_tokens))
+        return self._num_blocks_of(-(-num_tokens // self.block_size))
 
     def most_tokens(self, num_blocks: int, *, at_most: int) -> int:
         """Tokens of the largest request that so many blocks are enough for; no more than ``at_most``."""
-        lengths = range(1, self._num_whole_blocks(at_most) + 1)
+        lengths = range(1, -(-at_most // self.block_size) + 1)
         return min(at_most, self.block_size * bisect_right(lengths, num_blocks, key=self._num_blocks_of))
-
-    def _num_whole_blocks(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.block_size)
 
     def _num_blocks_of(self, length: int) -> int:
         return sum(length if window is None else min(length, self._most_in_window(window)) for window in self.windows)
