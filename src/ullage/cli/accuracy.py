@@ -77,6 +77,8 @@ def accuracy(
     from ullage.ops.accuracy.measure import Workload
     from ullage.ops.accuracy.pieces import cut, read_text
 
+    if output:
+        output.mkdir(parents=True, exist_ok=True)  # what can't be written fails before minutes of measuring
     text = read_text(text_paths)
     opened = open_model(find_model(model))
     try:
@@ -123,9 +125,15 @@ def _show(report: Report, shown_as: Literal["table", "json", "md"]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from ullage.ops.accuracy.report import COLUMNS
+    from ullage.ops.accuracy.report import COLUMNS, NUM_TEXT_COLUMNS
 
-    table = Table(*COLUMNS)
+    table = Table(box=None, padding=(0, 1, 0, 0))
+    for i, name in enumerate(COLUMNS):
+        words = " ".join([name, *(row[i] for row in report.rows())]).split()
+        is_text = i < NUM_TEXT_COLUMNS  # it may wrap between words, down to 80 columns in all; figures stay whole
+        table.add_column(
+            name, justify="left" if is_text else "right", min_width=max(map(len, words)), no_wrap=not is_text
+        )
     for row in report.rows():
         table.add_row(*row)
     console = Console()

@@ -84,7 +84,7 @@ def prefill(pieces: Pieces, chunk_rows: int) -> Feeding:
         for i, piece in enumerate(pieces.token_ids)
         for step in _chunks(0, i, len(piece), chunk_rows, measured=True)
     ]
-    return Feeding(f"prefill, chunks of {chunk_rows}", tuple(chunks))
+    return Feeding(f"prefill by {chunk_rows}", tuple(chunks))
 
 
 def batch(pieces: Pieces, num_sequences: int, chunk_rows: int) -> Feeding:

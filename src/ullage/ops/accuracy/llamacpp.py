@@ -36,7 +36,7 @@ class LlamaCppLogits:
         self._pieces = pieces
         self._threads = threads
         self.engine = "llama.cpp"
-        self.formats: Formats = {"weight_type": "as in the file"}
+        self.formats: Formats = {"weight_type": "file's own"}
         self.version = ""
         """Of llama-cpp-python; known once it has run."""
 
@@ -66,7 +66,7 @@ class LlamaCppLogits:
             process.stdin.write(self._job(feeding))
         header = json.loads(process.stdout.readline())
         self.version = header["version"]
-        self.formats = {"weight_type": "as in the file", "kv_cache_dtype": header["kv_cache_dtype"]}
+        self.formats = {"weight_type": "file's own", "kv_cache_dtype": header["kv_cache_dtype"]}
         for step in feeding.steps:
             num_rows = sum(part.num_rows for part in step if part.measured)
             if num_rows:

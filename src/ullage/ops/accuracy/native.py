@@ -39,7 +39,7 @@ class NativeLogits(NativeRunner):
     ) -> None:
         super().__init__(model, ledger, block_size=block_size, **others, **dict[str, Any](formats))
         assert self._decoder is not None
-        self.engine = f"ullage ({self._decoder.isa})"
+        self.engine = f"ullage {self._decoder.isa}"
         self.formats = formats
         self._pieces = pieces
         self._blocks_per_sequence = blocks_of(pieces, block_size)

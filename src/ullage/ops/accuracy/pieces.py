@@ -103,8 +103,6 @@ def cut(text: Text, tokenizer: Tokenizer, spec: ModelSpec, *, num_rows: int, pie
     taken = rows = 0
     while rows < num_rows:
         wanted = min(piece_rows, num_rows - rows) - len(start)
-        if wanted <= 0:  # no room for more than BOS
-            raise ConfigError(f"{num_rows} tokens leave a last piece of BOS alone", hint="use one token more")
         piece = token_ids[taken : taken + wanted]
         if len(piece) < wanted:
             raise ConfigError(

@@ -18,7 +18,8 @@ from ullage.ops.accuracy.measure import Measurement, Workload
 from ullage.ops.accuracy.pieces import Text
 from ullage.plan.machine import num_cores
 
-COLUMNS = ("engine", "weights", "KV", "fed as", "KL mean", "KL p99", "KL max", "same top token", "perplexity")
+COLUMNS = ("engine", "weights", "KV", "fed as", "KL mean", "KL p99", "KL max", "top-1", "perplexity")
+NUM_TEXT_COLUMNS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,10 @@ class Report:
         )
 
     def as_markdown(self) -> str:
-        lines = ["| " + " | ".join(COLUMNS) + " |", "|---|---|---|---" + "|--:" * (len(COLUMNS) - 4) + "|"]
+        lines = [
+            "| " + " | ".join(COLUMNS) + " |",
+            "|---" * NUM_TEXT_COLUMNS + "|--:" * (len(COLUMNS) - NUM_TEXT_COLUMNS) + "|",
+        ]
         lines += ["| " + " | ".join(row) + " |" for row in self.rows()]
         return f"{self.title()}.\n\n" + "\n".join(lines) + "\n"
 
@@ -84,7 +88,6 @@ class Report:
 
     def save(self, folder: Path) -> Path:
         """:raises OSError: the folder can't be written"""
-        folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{datetime.now(UTC):%Y-%m-%d}-accuracy-{self.model_path.name.removesuffix('.gguf')}.json"
         path.write_text(self.as_json(), encoding="utf-8")
         return path
@@ -97,7 +100,7 @@ def _cells(measurement: Measurement) -> tuple[str, ...]:
         measurement.formats.get("weight_type", ""),
         measurement.formats.get("kv_cache_dtype", "bf16"),  # before there was a choice
         measurement.feeding,
-        *(f"{x:.7f}" for x in (accuracy.mean_divergence, accuracy.p99_divergence, accuracy.max_divergence)),
+        *(f"{x:.6f}" for x in (accuracy.mean_divergence, accuracy.p99_divergence, accuracy.max_divergence)),
         f"{accuracy.top1_agreement:.2%}",
         f"{accuracy.perplexity:.4f}",
     )
