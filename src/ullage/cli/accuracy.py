@@ -111,7 +111,7 @@ def _measure(
         measurements, versions = measure_all(
             model, workload, all_formats(choices), threads=threads, peers=peers, on_start=status.update
         )
-    command = shlex.join(["ullage", *sys.argv[1:]])
+    command = shlex.join(["ullage", *(Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:])])
     return Report(command, model.path, text, workload, versions, measurements)
 
 

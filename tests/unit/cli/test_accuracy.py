@@ -17,7 +17,7 @@ def model(tmp_path) -> str:
     return str(write_gguf(tmp_path / "tiny.gguf", tiny_model("llama")))
 
 
-def test_json_and_the_result_file_have_a_row_for_each_way(model, tmp_path, capsys):
+def test_json_and_the_result_file_have_a_row_for_each_way(model, tmp_path, capsys, monkeypatch):
     arguments = [
         "accuracy",
         model,
@@ -29,6 +29,7 @@ def test_json_and_the_result_file_have_a_row_for_each_way(model, tmp_path, capsy
         "--output",
         str(tmp_path / "r"),
     ]
+    monkeypatch.setattr("sys.argv", ["/bin/ullage", *arguments])
     assert cli.run(arguments) == 0
     shown = capsys.readouterr()
     record = json.loads(shown.out)
@@ -38,6 +39,8 @@ def test_json_and_the_result_file_have_a_row_for_each_way(model, tmp_path, capsy
         "prefill by 8",
     }
     assert {result["formats"]["weight_type"] for result in record["results"]} == {"int8"}
+    assert record["command"].startswith("ullage accuracy tiny.gguf --tokens 40")
+    assert str(tmp_path) not in record["command"]
     (file,) = (tmp_path / "r").iterdir()
     assert json.loads(file.read_text("utf-8"))["results"] == record["results"]
     assert str(file) in shown.err

@@ -20,6 +20,7 @@ from ullage.plan.machine import num_cores
 
 COLUMNS = ("engine", "weights", "KV", "fed as", "KL mean", "KL p99", "KL max", "top-1", "perplexity")
 NUM_TEXT_COLUMNS = 4
+RESULT_FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ class Report:
     """Everything that a result file says."""
 
     command: str
+    """Without folders of this machine."""
     model_path: Path
     text: Text
     workload: Workload
@@ -38,8 +40,10 @@ class Report:
         """One object; divergences in nats."""
         pieces = self.workload.pieces
         record = {
+            "format": RESULT_FORMAT,
+            "kind": "accuracy",
+            "date": f"{datetime.now(UTC):%Y-%m-%d %H:%M UTC}",
             "command": self.command,
-            "time": datetime.now(UTC).isoformat(timespec="seconds"),
             "commit": commit(Path(ullage.__file__).parent),
             "versions": {
                 "ullage": ullage.__version__,

@@ -32,6 +32,7 @@ def test_the_file_says_what_was_measured_with_what_and_where(report, tmp_path):
     path = report.save(tmp_path)
     assert path.name.endswith("-accuracy-tiny.json")
     record = json.loads(path.read_text("utf-8"))
+    assert (record["kind"], record["format"]) == ("accuracy", 1)
     assert record["command"] == "ullage accuracy x"
     assert record["versions"]["ullage"] == ullage.__version__
     assert record["versions"]["p"] == "1"
