@@ -107,9 +107,11 @@ def _measure(
     from ullage.ops.accuracy.report import Report
 
     choices = {name: formats[name] or offered for name, offered in format_choices().items()}
-    with Console(stderr=True).status("measuring") as status:
+    console = Console(stderr=True)
+    with console.status("measuring") as status:
+        tell = status.update if console.is_terminal else console.print  # a log shows how far it is, too
         measurements, versions = measure_all(
-            model, workload, all_formats(choices), threads=threads, peers=peers, on_start=status.update
+            model, workload, all_formats(choices), threads=threads, peers=peers, on_start=tell
         )
     command = shlex.join(["ullage", *(Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:])])
     return Report(command, model.path, text, workload, versions, measurements)
