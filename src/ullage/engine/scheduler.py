@@ -163,7 +163,7 @@ class Scheduler:
 
     def _admit_next(self) -> bool:
         """Moves the first waiting request to the running ones, if there is a seat and enough blocks for it and one more
-        for each of the others: it shouldn't be preempted as soon as they grow.
+        (of each layer group) for each of the others: it shouldn't be preempted as soon as they grow.
         """
         if not self.waiting or len(self.running) >= self.config.max_num_seqs:
             return False
