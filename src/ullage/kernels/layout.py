@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 from ullage.base.errors import ConfigError
 from ullage.kernels.program import PANEL_OUTPUTS, MatrixSource, Operator, decoder_program
 from ullage.kernels.weight_formats import K_MULTIPLE, TILE_OUTPUTS, WeightFormat, WeightType, matrix_format
+from ullage.models.layer_groups import layer_groups
 from ullage.models.spec import ModelSpec, expected_tensors
 
 if TYPE_CHECKING:
@@ -186,15 +187,11 @@ def workspace_layout(
     return WorkspaceLayout(offsets, end)
 
 
-def kv_token_bytes(spec: ModelSpec, kv_type: KVType) -> int:
-    """Bytes of one token over all layers: 2 (K and V) x layers x KV heads x (head size x bytes each + its scale)."""
-    head_bytes = spec.head_size * 2 if kv_type == "bf16" else spec.head_size + 4
-    return 2 * spec.num_layers * spec.num_kv_heads * head_bytes
-
-
 def kv_block_bytes(spec: ModelSpec, block_size: int, kv_type: KVType) -> int:
-    """Bytes of one block over all layers."""
-    return block_size * kv_token_bytes(spec, kv_type)
+    """Bytes of one block: 2 (K and V) x layers of a group x KV heads x block size x (head size x bytes each + its
+    scale)."""
+    head_bytes = spec.head_size * 2 if kv_type == "bf16" else spec.head_size + 4
+    return 2 * _group_size(spec) * spec.num_kv_heads * block_size * head_bytes
 
 
 def logits_bytes(spec: ModelSpec, max_num_seqs: int) -> int:
@@ -204,7 +201,11 @@ def logits_bytes(spec: ModelSpec, max_num_seqs: int) -> int:
 
 def numpy_block_bytes(spec: ModelSpec, block_size: int) -> int:
     """As ``kv_block_bytes``, in float32."""
-    return 2 * spec.num_layers * spec.kv_size * block_size * 4
+    return 2 * _group_size(spec) * spec.kv_size * block_size * 4
+
+
+def _group_size(spec: ModelSpec) -> int:
+    return len(layer_groups(spec)[0].layers)
 
 
 def numpy_memory(spec: ModelSpec, num_blocks: int, block_size: int, max_num_seqs: int) -> dict[str, int]:

@@ -12,13 +12,13 @@ from ullage.base.errors import ConfigError, EngineError, ModelFileError
 from ullage.kernels.layout import (
     KVType,
     PackedMatrix,
-    PackedOperator,
     PackedVector,
     WeightLayout,
     WorkspaceLayout,
 )
 from ullage.kernels.program import PANEL_OUTPUTS, Rows
 from ullage.kernels.reference import inverse_frequencies
+from ullage.models.layer_groups import layer_groups
 from ullage.models.spec import ModelSpec, RopeSpec, expected_tensors
 
 if TYPE_CHECKING:
@@ -101,8 +101,7 @@ class NativeDecoder:
             kv_type,
         )
         ropes = self._add_ropes(spec)
-        for operator in layout.operators:
-            self._add_operator(spec, operator, ropes)
+        self._add_operators(spec, layout, ropes)
         self._decoder.set_workspace(max_num_tokens, workspace_layout.offsets)
         pack_weights(model, layout, arena)
 
@@ -120,16 +119,21 @@ class NativeDecoder:
             self._decoder.add_rope(inverse_frequencies(rope, spec.head_size), rope.attention_factor)
         return ropes
 
-    def _add_operator(self, spec: ModelSpec, packed: PackedOperator, ropes: list[RopeSpec]) -> None:
-        operator = packed.operator
-        layer = spec.layers[max(operator.layer, 0)]
-        self._decoder.add_operator(
-            operator.kind, operator.layer, layer.window or 0, ropes.index(layer.rope), operator.adds_branch
-        )
-        if packed.matrix is not None:
-            self._decoder.set_matrix(packed.matrix.offset, packed.matrix.format.name)
-        for name, vector in packed.vectors.items():
-            self._decoder.set_vector(name, vector.offset)
+    def _add_operators(self, spec: ModelSpec, layout: WeightLayout, ropes: list[RopeSpec]) -> None:
+        places = {
+            layer: (table, pool_layer)
+            for table, group in enumerate(layer_groups(spec))
+            for pool_layer, layer in enumerate(group.layers)
+        }
+        for packed in layout.operators:
+            operator = packed.operator
+            layer = max(operator.layer, 0)
+            window, rope = spec.layers[layer].window or 0, ropes.index(spec.layers[layer].rope)
+            self._decoder.add_operator(operator.kind, window, rope, *places[layer], operator.adds_branch)
+            if packed.matrix is not None:
+                self._decoder.set_matrix(packed.matrix.offset, packed.matrix.format.name)
+            for name, vector in packed.vectors.items():
+                self._decoder.set_vector(name, vector.offset)
 
     def step(
         self,
@@ -145,8 +149,8 @@ class NativeDecoder:
         :param token_ids: ``[rows]``
         :param positions: ``[rows]``, consecutive within a sequence
         :param seq_starts: ``[sequences + 1]`` first row of each sequence, then the number of rows
-        :param block_tables: all block tables, one after another
-        :param table_starts: ``[sequences]`` where each table begins
+        :param block_tables: all block tables, one after another; -1 stands for a block that no row can see
+        :param table_starts: ``[layer groups, sequences]``, flat: where each table begins
         :param logit_rows: ascending rows whose logits are wanted
         :returns: ``[logit rows, vocabulary]``, a view that the next step overwrites
         :raises EngineError: the arrays don't describe a step this decoder can run
@@ -214,6 +218,7 @@ def _sizes_of(spec: ModelSpec, block_size: int, num_blocks: int) -> dict[str, An
         "num_kv_heads": spec.num_kv_heads,
         "head_size": spec.head_size,
         "num_layers": spec.num_layers,
+        "num_tables": len(layer_groups(spec)),
         "vocab": spec.vocab_size,
         "block_size": block_size,
         "num_blocks": num_blocks,

@@ -13,6 +13,7 @@ namespace ullage {
 
 constexpr int kMaxAttentionRows = 16;  // query rows that one item of attention works on at most
 constexpr int kSpanTokens = 256;       // tokens of the context whose scores are held at once
+constexpr int kReleasedBlock = -1;     // in a block table: given back, behind the window of every row to come
 constexpr int kFewRows = 4;            // up to so many rows every thread prepares all of them for itself
 constexpr int kSpareRows = 16;
 constexpr int kMaxParts = 16;          // that the context of a few rows is split into at most
@@ -35,7 +36,8 @@ struct Operator {
   const float* k_norm = nullptr;     // [head_size] or null
   int window = 0;                    // sliding window in tokens, 0 = none
   int rope = 0;                      // index into Decoder::ropes
-  int pool_layer = 0;                // which layer's keys and values
+  int table = 0;                     // which of a sequence's block tables: that of the layer's group
+  int pool_layer = 0;                // which layer of the group, and so of the pool
 };
 
 struct Rope {
@@ -47,7 +49,7 @@ constexpr int padded(int k) { return (k + kGroup - 1) / kGroup * kGroup; }
 
 struct Shape {
   int hidden, intermediate, num_heads, num_kv_heads, head_size, num_layers, vocab;
-  int block_size, num_blocks;
+  int block_size, num_blocks, num_tables;
   float norm_eps, score_scale, embedding_scale;
   Activation activation;
   KVType kv_type;
@@ -65,6 +67,8 @@ struct Shape {
     return kv_type == KVType::bf16 ? numbers * 2 : numbers + static_cast<size_t>(2) * block_size * 4;
   }
   size_t layer_pool_bytes() const { return head_block_bytes() * num_kv_heads * num_blocks; }
+
+  int pool_layers() const { return num_layers / num_tables; }
 
   // Scratch of one thread.
   size_t attention_scratch_bytes() const {
@@ -106,8 +110,12 @@ struct Batch {
   const int32_t* positions;       // [rows]
   const int32_t* seq_starts;      // [sequences + 1]
   const int32_t* block_tables;    // all tables, one after another
-  const int32_t* table_starts;    // [sequences]
+  const int32_t* table_starts;    // [tables][sequences]
   const int32_t* logit_rows;      // [logit rows]
+
+  const int32_t* table(int table, int sequence) const {
+    return block_tables + table_starts[table * num_sequences + sequence];
+  }
 };
 
 struct Decoder {
@@ -116,7 +124,7 @@ struct Decoder {
   int num_operators = 0;
   const Rope* ropes = nullptr;
   int num_ropes = 0;
-  uint8_t* kv_pool = nullptr;  // [layer][block][kv head][keys | values]
+  uint8_t* kv_pool = nullptr;  // [layer of a group][block][kv head][keys | values]
   Workspace work;
   int num_threads = 1;
 };

@@ -94,17 +94,19 @@ class NativeDecoder {
     const auto size = [&](const char* name) { return nb::cast<int>(sizes[name]); };
     d_.shape = {size("hidden"), size("intermediate"), size("num_heads"), size("num_kv_heads"), size("head_size"),
                 size("num_layers"), size("vocab"), size("block_size"), size("num_blocks"),
-                static_cast<float>(norm_eps), static_cast<float>(score_scale), static_cast<float>(embedding_scale),
+                size("num_tables"), static_cast<float>(norm_eps), static_cast<float>(score_scale), static_cast<float>(embedding_scale),
                 gelu ? Activation::gelu_tanh : Activation::silu,
                 named<KVType>(kv_type, kKVTypes, "unknown KV type")};
     const Shape& s = d_.shape;
     require(std::min({s.hidden, s.intermediate, s.num_heads, s.num_kv_heads, s.head_size, s.num_layers, s.vocab,
-                      s.block_size, s.num_blocks}) > 0 && s.num_heads % s.num_kv_heads == 0,
-            "sizes must be positive, heads a multiple of KV heads");
+                      s.block_size, s.num_blocks, s.num_tables}) > 0 &&
+                s.num_heads % s.num_kv_heads == 0 && s.num_layers % s.num_tables == 0,
+            "sizes must be positive, heads a multiple of KV heads, layers of block tables");
     require(s.hidden % 16 == 0 && s.intermediate % 16 == 0 && s.head_size % 16 == 0 && s.head_size <= 256,
             "sizes must be multiples of 16, heads at most 256");
     require(s.block_size % kPanel == 0 && s.block_size <= kSpanTokens, "block size must be a multiple of 16 up to 256");
-    require(kv_pool_.size() == s.layer_pool_bytes() * s.num_layers, "KV pool isn't of the planned size");
+    require(kv_pool_.size() == s.layer_pool_bytes() * s.pool_layers(), "KV pool isn't of the planned size");
+    table_windows_.assign(s.num_tables, 0);
   }
 
   void add_rope(Doubles inv_freq, double attention_factor) {
@@ -115,16 +117,20 @@ class NativeDecoder {
     d_.num_ropes = static_cast<int>(ropes_.size());
   }
 
-  // Appends an operator; those of a layer carry its number. After the ropes.
-  void add_operator(const std::string& kind, int layer, int window, int rope, bool adds_branch) {
-    require(layer >= -1 && layer < d_.shape.num_layers && rope >= 0 && rope < d_.num_ropes && window >= 0,
-            "unknown layer or rope, or a negative window");
+  // Appends an operator; the layers of a table have one window. After the ropes.
+  void add_operator(const std::string& kind, int window, int rope, int table, int pool_layer, bool adds_branch) {
+    const Shape& s = d_.shape;
+    require(rope >= 0 && rope < d_.num_ropes && window >= 0, "unknown rope or negative window");
+    require(table >= 0 && table < s.num_tables && pool_layer >= 0 && pool_layer < s.pool_layers(),
+            "layer has no place in the pool");
     Operator op;
     op.kind = named<Kind>(kind, kKinds, "unknown operator");
     op.adds_branch = adds_branch;
     op.window = window;
     op.rope = rope;
-    op.pool_layer = std::max(layer, 0);
+    op.table = table;
+    op.pool_layer = pool_layer;
+    table_windows_[table] = window;
     operators_.push_back(op);
     d_.operators = operators_.data();
     d_.num_operators = static_cast<int>(operators_.size());
@@ -190,9 +196,9 @@ class NativeDecoder {
   // Runs all rows; leaves logits of the rows asked for in the logits memory, in order. Releases the GIL.
   void step(Ints token_ids, Ints positions, Ints seq_starts, Ints block_tables, Ints table_starts, Ints logit_rows) {
     const auto count = [](const Ints& array) { return static_cast<int>(array.size()); };
-    const Batch b = {count(token_ids),   count(table_starts), count(logit_rows),    token_ids.data(),  positions.data(),
-                     seq_starts.data(), block_tables.data(), table_starts.data(), logit_rows.data()};
-    check(b, positions.size(), seq_starts.size(), block_tables.size());
+    const Batch b = {count(token_ids),   count(seq_starts) - 1, count(logit_rows),   token_ids.data(), positions.data(),
+                     seq_starts.data(), block_tables.data(),   table_starts.data(), logit_rows.data()};
+    check(b, positions.size(), table_starts.size(), block_tables.size());
     nb::gil_scoped_release release;
     pool_.run([&](int thread) { isa_->run_step(d_, b, state_, thread); });
   }
@@ -215,11 +221,12 @@ class NativeDecoder {
            d_.work.max_rows > 0 && std::all_of(operators_.begin(), operators_.end(), is_complete);
   }
 
-  void check(const Batch& b, size_t num_positions, size_t num_starts, size_t num_table_entries) const {
+  void check(const Batch& b, size_t num_positions, size_t num_tables, size_t num_table_entries) const {
     const Shape& s = d_.shape;
     require(complete(), "a weight is missing");
     require(b.num_rows > 0 && b.num_rows <= d_.work.max_rows, "more rows than the workspace holds");
-    require(num_positions == static_cast<size_t>(b.num_rows) && num_starts == static_cast<size_t>(b.num_sequences) + 1,
+    require(b.num_sequences >= 0 && num_positions == static_cast<size_t>(b.num_rows) &&
+                num_tables == static_cast<size_t>(b.num_sequences) * s.num_tables,
             "arrays of a step don't fit together");
     require(b.seq_starts[0] == 0 && b.seq_starts[b.num_sequences] == b.num_rows, "sequences don't cover the rows");
     for (int r = 0; r < b.num_rows; ++r)
@@ -230,23 +237,34 @@ class NativeDecoder {
       for (int r = first; r < end; ++r)
         require(b.positions[first] >= 0 && b.positions[r] - b.positions[first] == r - first,
                 "positions aren't consecutive");
-      const size_t num_blocks = static_cast<size_t>(b.positions[end - 1]) / s.block_size + 1;
-      require(b.table_starts[q] >= 0 && b.table_starts[q] + num_blocks <= num_table_entries,
-              "block table is too short");
-      for (size_t i = 0; i < num_blocks; ++i) {
-        const int block = b.block_tables[b.table_starts[q] + i];
-        require(block >= 0 && block < s.num_blocks, "block id out of range");
-      }
+      for (int t = 0; t < s.num_tables; ++t)
+        check_table(b.table_starts[t * b.num_sequences + q], table_windows_[t], b.positions[first], b.positions[end - 1],
+                    b.block_tables, num_table_entries);
     }
     for (int i = 0; i < b.num_logit_rows; ++i) {
       require(b.logit_rows[i] >= 0 && b.logit_rows[i] < b.num_rows, "logit row out of range");
       require(i == 0 || b.logit_rows[i] > b.logit_rows[i - 1], "logit rows must ascend");
     }
-    require(b.num_logit_rows * sizeof(float) * operators_.back().matrix.outputs <= logits_.size(), "more logits than planned");
+    const size_t row_bytes = sizeof(float) * operators_.back().matrix.outputs;
+    require(b.num_logit_rows * row_bytes <= logits_.size(), "more logits than planned");
+  }
+
+  // The rows of a sequence stand at positions first .. last and see nothing before first's window.
+  void check_table(int start, int window, int first, int last, const int32_t* entries, size_t num_entries) const {
+    const Shape& s = d_.shape;
+    const int num_blocks = last / s.block_size + 1;
+    require(start >= 0 && static_cast<size_t>(start) + num_blocks <= num_entries, "block table is too short");
+    const int first_seen = window ? std::max(0, first + 1 - window) / s.block_size : 0;
+    for (int i = 0; i < num_blocks; ++i) {
+      const int block = entries[start + i];
+      require((block >= 0 && block < s.num_blocks) || (block == kReleasedBlock && i < first_seen),
+              "block id out of range");
+    }
   }
 
   Bytes weights_, kv_pool_, workspace_, logits_;
   std::vector<Operator> operators_;
+  std::vector<int> table_windows_;  // of the layers of each table
   std::vector<Rope> ropes_;
   std::deque<std::vector<double>> frequencies_;
   Decoder d_;
@@ -319,7 +337,8 @@ NB_MODULE(_native, m) {
       .def("set_shape", &NativeDecoder::set_shape, "sizes"_a, "norm_eps"_a, "score_scale"_a, "embedding_scale"_a,
            "gelu"_a, "kv_type"_a)
       .def("add_rope", &NativeDecoder::add_rope, "inv_freq"_a, "attention_factor"_a)
-      .def("add_operator", &NativeDecoder::add_operator, "kind"_a, "layer"_a, "window"_a, "rope"_a, "adds_branch"_a)
+      .def("add_operator", &NativeDecoder::add_operator, "kind"_a, "window"_a, "rope"_a, "table"_a,
+           "pool_layer"_a, "adds_branch"_a)
       .def("set_matrix", &NativeDecoder::set_matrix, "offset"_a, "format"_a)
       .def("set_vector", &NativeDecoder::set_vector, "name"_a, "offset"_a)
       .def("stage_seconds", &NativeDecoder::stage_seconds)

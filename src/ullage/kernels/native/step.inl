@@ -273,7 +273,7 @@ class Step {
     const float* keys = qkv + shape_.q_size();
     const float* values = keys + shape_.kv_size();
     const int sequence = sequence_of(row), position = b_.positions[row], token = position % shape_.block_size;
-    const int block = b_.block_tables[b_.table_starts[sequence] + position / shape_.block_size];
+    const int block = b_.table(op.table, sequence)[position / shape_.block_size];
     const int first = b_.seq_starts[sequence], last = b_.seq_starts[sequence + 1] - 1;
     const bool begins_unfilled_block = row == last && b_.positions[first] <= position - token;
     uint8_t* pool = d_.kv_pool + shape_.layer_pool_bytes() * op.pool_layer;
@@ -304,16 +304,16 @@ class Step {
       while (sequence < b_.num_sequences && i >= items_before + items_of(sequence))
         items_before += items_of(sequence++);
       if (sequence == b_.num_sequences) break;
-      attention.run(item_of(sequence, i - items_before));
+      attention.run(item_of(op, sequence, i - items_before));
     }
     state_.barrier.wait();
   }
 
-  Item item_of(int sequence, int index) const {
+  Item item_of(const Operator& op, int sequence, int index) const {
     const int kv_heads = shape_.num_kv_heads, batch_row = b_.seq_starts[sequence];
     const int first_row = index / num_parts_ / kv_heads * kMaxAttentionRows;
     const int left = (b_.seq_starts[sequence + 1] - batch_row) * shape_.group() - first_row;
-    return {b_.block_tables + b_.table_starts[sequence],
+    return {b_.table(op.table, sequence),
             index / num_parts_ % kv_heads,
             first_row,
             left < kMaxAttentionRows ? left : kMaxAttentionRows,
