@@ -38,7 +38,7 @@ class NativeLogits(NativeRunner):
         block_size: int,
         **others: Any,
     ) -> None:
-        super().__init__(model, ledger, block_size=block_size, **others, **dict[str, Any](formats))
+        super().__init__(model, ledger, block_size=block_size, **others)
         assert self._decoder is not None
         self.engine = f"ullage {self._decoder.isa}"
         self.formats = formats
@@ -89,11 +89,11 @@ def native_logits(
     # The logits have a row for each sequence of a step: there are as many "sequences" as a chunk has rows, but the
     # pool needs to hold only those that run side by side.
     smallest = make_plan_request(replace(options, max_num_seqs=1, kv_memory=None), "native")
-    block_bytes = plan_engine(model.spec, smallest).block_bytes
+    block_bytes = plan_engine(model, smallest).block_bytes
     num_tables = max(feeding.num_sequences for feeding in feedings) * len(layer_groups(model.spec))
     kv_memory = num_tables * blocks_of(pieces, options.block_size) * block_bytes
     request = make_plan_request(replace(options, kv_memory=kv_memory), "native")
-    plan = plan_engine(model.spec, request)
+    plan = plan_engine(model, request)
     ledger = MemoryLedger(plan.planned_bytes())
     runner = NativeLogits(
         model,
@@ -104,6 +104,8 @@ def native_logits(
         block_size=plan.block_size,
         max_num_batched_tokens=request.max_num_batched_tokens,
         max_num_seqs=request.max_num_seqs,
+        weight_type=request.weight_type,
+        kv_type=request.kv_type,
         num_threads=request.num_threads,
     )
     ledger.check_complete()
