@@ -212,7 +212,7 @@ ULLAGE_INLINE void multiply_panels(const uint8_t* rows, size_t row_stride, int n
       for (int m = 0; m < M; ++m)
         at[m] = rows + (first + m) * row_stride + static_cast<size_t>(c) * chunk_k * kRowBytesPerK;
       const auto [left, right] = panels(c);
-      multiply_bf16<M>(at, left, right, chunk_k, acc);
+      multiply_bf16<M, false>(at, left, right, chunk_k, acc);
     }
     for (int m = 0; m < M; ++m)
       for (int j = 0; j < kTileVecs; ++j)

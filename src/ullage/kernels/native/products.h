@@ -99,14 +99,16 @@ ULLAGE_INLINE void pack_row_bytes(const float* x, int n, int k, uint8_t* to) {
 template <int M>
 using Accumulators = Vec[M][kTileVecs];
 
-// acc += rows[0..M) * (left | right), over k values of k.
-template <int M>
+// acc += rows[0..M) * (left | right), over k values of k. Fetches ahead where what lies behind the panels is read next.
+template <int M, bool FetchAhead>
 ULLAGE_INLINE void multiply_bf16(const uint8_t* const (&rows)[M], const uint8_t* left, const uint8_t* right, int k,
                                  Accumulators<M>& acc) {
   for (int i = 0; i < k / 2; ++i) {
     const uint8_t* step[2] = {left + 64 * static_cast<size_t>(i), right + 64 * static_cast<size_t>(i)};
-    __builtin_prefetch(step[0] + kPrefetchBytes, 0, 2);
-    __builtin_prefetch(step[1] + kPrefetchBytes, 0, 2);
+    if constexpr (FetchAhead) {
+      __builtin_prefetch(step[0] + kPrefetchBytes, 0, 2);
+      __builtin_prefetch(step[1] + kPrefetchBytes, 0, 2);
+    }
 #if ULLAGE_DOT_PRODUCTS
     const __m512bh w0 = (__m512bh)_mm512_loadu_si512(step[0]);
     const __m512bh w1 = (__m512bh)_mm512_loadu_si512(step[1]);
@@ -136,7 +138,7 @@ static void multiply_tile(const uint8_t* first_row, size_t row_stride, const uin
   Accumulators<M> acc = {};
   const uint8_t* rows[M];
   for (int m = 0; m < M; ++m) rows[m] = first_row + row_stride * m;
-  multiply_bf16<M>(rows, panels, panels + static_cast<size_t>(2) * kPanel * k, k, acc);
+  multiply_bf16<M, true>(rows, panels, panels + static_cast<size_t>(2) * kPanel * k, k, acc);
   for (int m = 0; m < M; ++m)
     for (int j = 0; j < kTileVecs; ++j) store(out + m * kTile + j * kLanes, acc[m][j]);
 }
