@@ -1,12 +1,8 @@
-"""Runs steps on the C++ kernels: one native call a step, then the sampler."""
+"""Runs steps on the C++ kernels: one native call a step, sampling included."""
 
 from __future__ import annotations
 
-from itertools import accumulate, chain
-
-import numpy as np
-
-from ullage.engine.sampler import sample
+from ullage.engine.native_batch import decoder_arrays, sampled_tokens, sampling_batch
 from ullage.engine.step import SampledToken, ScheduledStep
 from ullage.kernels.layout import (
     WeightType,
@@ -45,6 +41,7 @@ class NativeRunner:
         isa: str | None = None,
     ) -> None:
         spec = model.spec
+        self._vocab_size = spec.vocab_size
         check_runnable(spec, block_size)
         layout = weight_layout(spec, weight_type)
         workspace = workspace_layout(spec, max_num_batched_tokens, num_threads)
@@ -66,26 +63,9 @@ class NativeRunner:
 
     def execute(self, step: ScheduledStep) -> list[SampledToken]:
         assert self._decoder is not None, "executed after close"
-        requests = step.requests
-        lengths = [len(request.token_ids) for request in requests]
-        starts = [0, *accumulate(lengths)]
-        sampled = [
-            (request, end - 1) for request, end in zip(requests, starts[1:], strict=True) if request.needs_logits
-        ]
-        positions = [
-            np.arange(request.num_computed_tokens, request.num_computed_tokens + length, dtype=np.int32)
-            for request, length in zip(requests, lengths, strict=True)
-        ]
-        table_starts = [0, *accumulate(len(request.block_ids) for request in requests)][:-1]
-        logits = self._decoder.step(
-            np.fromiter(chain.from_iterable(request.token_ids for request in requests), np.int32, starts[-1]),
-            np.concatenate(positions),
-            np.array(starts, np.int32),
-            np.fromiter(chain.from_iterable(request.block_ids for request in requests), np.int32),
-            np.array(table_starts, np.int32),
-            np.array([row for _, row in sampled], np.int32),
-        )
-        return sample(logits, [request for request, _ in sampled]) if sampled else []
+        sampled = [request for request in step.requests if request.needs_logits]
+        sampling = sampling_batch(sampled, self._vocab_size)
+        return sampled_tokens(sampled, self._decoder.step(*decoder_arrays(step.requests), sampling))
 
     def close(self) -> None:
         self._decoder = None

@@ -22,6 +22,8 @@ GROUP_TERMS = 32  # of int8 weights share a scale
 KV_ELEMENT_BYTES = 2  # bf16
 ATTENTION_ROWS = 12  # kMaxAttentionRows in native/decoder.h
 SPAN_TOKENS = 256  # kSpanTokens
+SAMPLE_BLOCK = 64  # kSampleBlock in native/sampling_batch.h
+SAMPLE_BINS = 1024  # kSampleBins
 ALIGNMENT = 64
 
 
@@ -193,6 +195,7 @@ def workspace_layout(spec: ModelSpec, max_num_tokens: int, num_threads: int) -> 
         "activations": rows * max_k * 4,
         "rope": ropes * rows * spec.head_size * 4,
         "per_thread": num_threads * thread_bytes,
+        "sampling": num_threads * sampling_scratch_bytes(spec.vocab_size),
     }
     offsets: dict[str, int] = {}
     end = 0
@@ -200,6 +203,13 @@ def workspace_layout(spec: ModelSpec, max_num_tokens: int, num_threads: int) -> 
         offsets[name] = end
         end = _round_up(end + num_bytes, ALIGNMENT)
     return WorkspaceLayout(offsets, end)
+
+
+def sampling_scratch_bytes(vocab_size: int) -> int:
+    """What one thread needs to sample one row: a copy of the logits and a table of counts, three numbers for each block
+    of logits, the bins of a selection."""
+    num_blocks = _round_up(vocab_size, 16 * SAMPLE_BLOCK) // SAMPLE_BLOCK
+    return num_blocks * (SAMPLE_BLOCK * (4 + 4) + 4 + 4 + 8) + SAMPLE_BINS * (8 + 8)
 
 
 def kv_block_bytes(spec: ModelSpec, block_size: int) -> int:

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "barrier.h"
+#include "sampling_batch.h"
 
 namespace ullage {
 
@@ -94,6 +95,7 @@ struct Workspace {
   uint8_t* activations = nullptr;  // [rows][4 * max k]      what a matrix product reads, in the kernel's own format
   float* rope = nullptr;         // [num ropes][rows][head_size]   cos, then sin
   uint8_t* per_thread = nullptr;  // [threads][attention_scratch_bytes]
+  uint8_t* sampling = nullptr;   // [threads][sampling_scratch_bytes]
   float* logits = nullptr;       // [sequences][ld_vocab]
 };
 
@@ -128,6 +130,7 @@ using StepFunction = void (*)(const Decoder&, const Batch&, Barrier&, std::atomi
 struct Isa {
   const char* name;
   StepFunction run_step;
+  SampleFunction sample_rows;
 };
 
 // The instruction sets compiled in that this processor has, best first; portable is always there.

@@ -9,7 +9,9 @@
 namespace ullage::avx2 {
 namespace {
 #include "step.inl"
+#include "sampling.h"
 }  // namespace
 
 extern const StepFunction step = &run_step;
+extern const SampleFunction sample = &sample_rows;
 }  // namespace ullage::avx2

@@ -10,7 +10,9 @@
 namespace ullage::avx512 {
 namespace {
 #include "step.inl"
+#include "sampling.h"
 }  // namespace
 
 extern const StepFunction step = &run_step;
+extern const SampleFunction sample = &sample_rows;
 }  // namespace ullage::avx512
