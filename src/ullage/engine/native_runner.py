@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ullage.engine.native_batch import decoder_arrays, sampled_tokens, sampling_batch
 from ullage.engine.step import SampledToken, ScheduledStep
 from ullage.kernels.layout import (
@@ -66,6 +69,16 @@ class NativeRunner:
         sampled = [request for request in step.requests if request.needs_logits]
         sampling = sampling_batch(sampled, self._vocab_size)
         return sampled_tokens(sampled, self._decoder.step(*decoder_arrays(step.requests), sampling))
+
+    def compute_logits(self, step: ScheduledStep) -> NDArray[np.float32]:
+        """Runs a step without sampling.
+
+        :returns: [requests with needs_logits, vocab], valid until the next step
+        """
+        assert self._decoder is not None, "executed after close"
+        arrays = decoder_arrays(step.requests)
+        self._decoder.step(*arrays)
+        return self._decoder.logits(len(arrays.logit_rows))
 
     def close(self) -> None:
         self._decoder = None

@@ -91,9 +91,11 @@ struct Cut {
   int last_tie = INT32_MAX;
 };
 
-struct Bins {
-  double mass[kSampleBins];
-  int64_t count[kSampleBins];
+struct Bin {
+  double mass;
+  uint64_t first;  // order_of its first item
+  int32_t count;
+  int32_t mixed;  // not all items are equal
 };
 
 // Whole numbers in the order of the floating-point numbers. Not for NaN.
@@ -114,60 +116,61 @@ ULLAGE_INLINE double value_of(uint64_t order) {
 template <typename Each>
 static int id_of_tie(const Each& each, double value, int64_t which) {
   int found = INT32_MAX;
-  each(value, [&](int id, double v, double) {
-    if (v == value && --which == 0) found = id;
+  each(value, value, [&](int id, double, double) {
+    if (--which == 0) found = id;
   });
   return found;
 }
 
 // The shortest prefix whose mass reaches `goal` (all of the items, if rounding keeps it from that).
-// each(low, visit) calls visit(id, value, mass) for all items of value at least `low`, in the order of their ids.
-// Counts the items into bins of equal width, then does the same inside the bin where the prefix ends.
+// each(low, high, visit) calls visit(id, value, mass) for all items of value low to high, in the order of their ids.
+// Counts the items into bins[kSampleBins] of equal width, then does the same inside the bin where the prefix ends.
 template <typename Each>
-static Cut shortest_prefix(const Each& each, double goal, double low_value, double high_value, Bins& bins) {
+static Cut shortest_prefix(const Each& each, double goal, double low_value, double high_value, Bin* bins) {
   uint64_t low = order_of(low_value), high = order_of(high_value);
   double above = 0;
   for (;;) {
     const int num_bits = high > low ? 64 - __builtin_clzll(high - low) : 0;
     const int shift = num_bits > 10 ? num_bits - 10 : 0;
-    memset(&bins, 0, sizeof bins);
-    each(value_of(low), [&](int, double value, double mass) {
+    memset(bins, 0, sizeof(Bin) * kSampleBins);
+    each(value_of(low), value_of(high), [&](int, double value, double mass) {
       const uint64_t order = order_of(value);
-      if (order < low || order > high) return;
-      const uint64_t bin = (high - order) >> shift;
-      bins.mass[bin] += mass;
-      ++bins.count[bin];
+      Bin& bin = bins[(high - order) >> shift];
+      if (bin.count++ == 0) bin.first = order;
+      bin.mixed |= order != bin.first;
+      bin.mass += mass;
     });
     int end = -1;
     for (int b = 0; b < kSampleBins; ++b) {
-      if (bins.count[b] == 0) continue;
-      if (end >= 0) above += bins.mass[end];
+      if (bins[b].count == 0) continue;
+      if (end >= 0) above += bins[end].mass;
       end = b;
-      if (above + bins.mass[b] >= goal) break;
+      if (above + bins[b].mass >= goal) break;
+    }
+    const Bin& last = bins[end];
+    if (!last.mixed) {
+      const double value = value_of(last.first), ties = ceil((goal - above) / (last.mass / last.count));
+      if (!(ties < last.count)) return {value};
+      return {value, id_of_tie(each, value, ties > 1 ? static_cast<int64_t>(ties) : 1)};
     }
     high -= static_cast<uint64_t>(end) << shift;
     const uint64_t width = (uint64_t{1} << shift) - 1;
     if (high - low > width) low = high - width;
-    if (bins.count[end] <= 1) return {value_of(low)};  // the prefix ends with it
-    if (shift > 0) continue;
-    const double ties = ceil((goal - above) / (bins.mass[end] / bins.count[end]));
-    if (!(ties < bins.count[end])) return {value_of(low)};
-    return {value_of(low), id_of_tie(each, value_of(low), ties > 1 ? static_cast<int64_t>(ties) : 1)};
   }
 }
 
 // The `count` largest logits. So many blocks have a logit as large as the count-th largest of the blocks' best.
-static Cut largest_logits(const LogitRow& row, int count, Bins& bins) {
-  const auto each_best = [&](double low, auto visit) {
+static Cut largest_logits(const LogitRow& row, int count, Bin* bins) {
+  const auto each_best = [&](double low, double high, auto visit) {
     for (int b = 0; b < row.num_blocks(); ++b)
-      if (row.block_best[b] >= low) visit(b, row.block_best[b], 1.0);
+      if (row.block_best[b] >= low && row.block_best[b] <= high) visit(b, row.block_best[b], 1.0);
   };
-  const auto each = [&](double low, auto visit) {
+  const auto each = [&](double low, double high, auto visit) {
     for (int b = 0; b < row.num_blocks(); ++b) {
       if (row.block_best[b] < low) continue;
       const float* x = row.block(b);
       for (int i = 0; i < kSampleBlock; ++i)
-        if (x[i] >= low) visit(b * kSampleBlock + i, x[i], 1.0);
+        if (x[i] >= low && x[i] <= high) visit(b * kSampleBlock + i, x[i], 1.0);
     }
   };
   const bool enough = count <= row.num_blocks();

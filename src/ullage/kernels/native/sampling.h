@@ -18,9 +18,10 @@ struct WeightRow {
 
   double inverse_temperature() const { return fmin(1.0 / temperature, 1.7976931348623157e308); }
 
-  // No token with a smaller logit has a weight above 0.
+  // No token with a smaller logit has a weight above 0. A little less, because of rounding: to the weight, whose error
+  // is no more when its logarithm is 0, and of the sum.
   double smallest_logit() const {
-    const double span = temperature * log(weights.value);  // minus infinity for all weights
+    const double span = temperature * (log(weights.value) - 1e-9);  // minus infinity for all weights
     const double floor = row.best + span - 1e-9 * (fabs(row.best) + fabs(span));
     return fmax(logits.value, floor);
   }
@@ -66,14 +67,26 @@ static double sum_weights(const WeightRow& w, double* block_sums) {
   return total;
 }
 
-// Top-p: the smallest set of largest weights that holds `share` of the total. Source: arXiv:1904.09751.
-static Cut nucleus(WeightRow likely, double share, double* block_sums, Bins& bins) {
-  const double goal = share * sum_weights(likely, block_sums), min_p = likely.weights.value;
-  for (const double floor : {1e-2, 1e-4, 0.0}) {  // mostly a few likely tokens are enough
-    likely.weights.value = fmax(floor, min_p);
-    if (floor == 0 || sum_weights(likely, block_sums) >= goal) break;
+ULLAGE_INLINE bool any_between(const double* weights, double low, double high) {
+  LVec found = {};
+  for (int i = 0; i < kSampleBlock; i += kDoubleLanes) {
+    DVec weight;
+    memcpy(&weight, weights + i, sizeof weight);
+    found |= (LVec)((weight >= low) & (weight <= high));
   }
-  const auto each = [&](double low, auto visit) {
+  uint64_t any = 0;
+  for (int i = 0; i < kDoubleLanes; ++i) any |= found[i];
+  return any != 0;
+}
+
+// Top-p: the smallest set of largest weights that holds `share` of the total. Source: arXiv:1904.09751.
+static Cut nucleus(WeightRow likely, double share, double* block_sums, Bin* bins) {
+  const double goal = share * sum_weights(likely, block_sums), min_p = likely.weights.value;
+  for (const double floor : {1e-2, 1e-4, 1e-300}) {  // mostly a few likely tokens are enough
+    likely.weights.value = fmax(floor, min_p);
+    if (sum_weights(likely, block_sums) >= goal) break;
+  }
+  const auto each = [&](double low, double high, auto visit) {
     WeightRow w = likely;
     w.weights.value = low;
     const double smallest = w.smallest_logit(), inverse_temperature = w.inverse_temperature();
@@ -81,8 +94,9 @@ static Cut nucleus(WeightRow likely, double share, double* block_sums, Bins& bin
     for (int b = 0; b < w.row.num_blocks(); ++b) {
       if (w.row.block_best[b] < smallest) continue;
       block_weights(w, inverse_temperature, b, weights);
+      if (!any_between(weights, low, high)) continue;
       for (int i = 0; i < kSampleBlock; ++i)
-        if (weights[i] > 0 && weights[i] >= low) visit(b * kSampleBlock + i, weights[i], weights[i]);
+        if (weights[i] >= low && weights[i] <= high) visit(b * kSampleBlock + i, weights[i], weights[i]);
     }
   };
   return shortest_prefix(each, goal, likely.weights.value, 1.0, bins);
@@ -129,7 +143,7 @@ struct SamplingScratch {
   float* block_best;       // [blocks], of the logits as they came
   float* adjusted_best;    // [blocks]
   double* block_sums;      // [blocks]
-  Bins* bins;
+  Bin* bins;               // [kSampleBins]
 };
 
 ULLAGE_INLINE SamplingScratch sampling_scratch(const SamplingBatch& batch, int thread) {
@@ -138,7 +152,7 @@ ULLAGE_INLINE SamplingScratch sampling_scratch(const SamplingBatch& batch, int t
   float* counts = at + blocks * kSampleBlock;
   float* best = counts + blocks * kSampleBlock;
   double* sums = reinterpret_cast<double*>(best + 2 * blocks);
-  return {at, reinterpret_cast<int32_t*>(counts), best, best + blocks, sums, reinterpret_cast<Bins*>(sums + blocks)};
+  return {at, reinterpret_cast<int32_t*>(counts), best, best + blocks, sums, reinterpret_cast<Bin*>(sums + blocks)};
 }
 
 static float repetition_penalised(float logit, double penalty) {
@@ -178,9 +192,9 @@ static void adjust_logits(const SamplingBatch& batch, const SamplingRow& s, cons
 // Temperature, top-k, min-p, top-p, one draw.
 static int draw_token(const LogitRow& row, const SamplingRow& s, const SamplingScratch& scratch) {
   WeightRow w = {row, s.temperature};
-  if (s.top_k > 0 && s.top_k < row.size) w.logits = largest_logits(row, s.top_k, *scratch.bins);
+  if (s.top_k > 0 && s.top_k < row.size) w.logits = largest_logits(row, s.top_k, scratch.bins);
   w.weights.value = s.min_p;
-  if (s.top_p < 1) w.weights = nucleus(w, s.top_p, scratch.block_sums, *scratch.bins);
+  if (s.top_p < 1) w.weights = nucleus(w, s.top_p, scratch.block_sums, scratch.bins);
   const uint64_t bits = splitmix64(splitmix64(s.seed, 0), static_cast<uint64_t>(s.position));
   return draw(w, static_cast<double>(bits >> 11) * 0x1p-53, scratch.block_sums);
 }
