@@ -206,10 +206,10 @@ def workspace_layout(spec: ModelSpec, max_num_tokens: int, num_threads: int) -> 
 
 
 def sampling_scratch_bytes(vocab_size: int) -> int:
-    """What one thread needs to sample one row: a copy of the logits and a table of counts, three numbers for each block
-    of logits, the bins of a selection."""
+    """What one thread needs to sample one row: a copy of the logits, their weights, three numbers for each block of
+    logits, the bins of a selection."""
     num_blocks = _round_up(vocab_size, 16 * SAMPLE_BLOCK) // SAMPLE_BLOCK
-    return num_blocks * (SAMPLE_BLOCK * (4 + 4) + 4 + 4 + 8) + SAMPLE_BINS * (8 + 8 + 4 + 4)
+    return num_blocks * (SAMPLE_BLOCK * (4 + 8) + 4 + 4 + 8) + SAMPLE_BINS * (8 + 8 + 4 + 4)
 
 
 def kv_block_bytes(spec: ModelSpec, block_size: int) -> int:

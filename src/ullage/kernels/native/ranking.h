@@ -12,6 +12,14 @@ ULLAGE_INLINE DVec load_doubles(const float* from) {
   return __builtin_convertvector(v, DVec);
 }
 
+ULLAGE_INLINE DVec load_doubles(const double* from) {
+  DVec v;
+  memcpy(&v, from, sizeof v);
+  return v;
+}
+
+ULLAGE_INLINE void store(double* to, DVec v) { memcpy(to, &v, sizeof v); }
+
 ULLAGE_INLINE double sum(DVec v) {
   double total = 0;
   for (int i = 0; i < kDoubleLanes; ++i) total += v[i];

@@ -9,59 +9,65 @@
 
 // ---- Draws ----------------------------------------------------------------------------------------------------------
 
-// Weights proportional to the tokens' probabilities, the best has 1; those that were left out have 0.
+// Weights proportional to the tokens' probabilities, the best has 1, and the cut that says which of them are left.
 struct WeightRow {
   const LogitRow& row;
+  double* weights;  // [blocks][64]; blocks without a logit as large as `smallest_logit` aren't set
   double temperature;
-  Cut logits{};             // top-k
-  Cut weights{0.0, INT32_MAX};  // min-p and top-p
+  Cut logits{};  // top-k
+  Cut kept{};    // min-p and top-p
 
-  double inverse_temperature() const { return fmin(1.0 / temperature, 1.7976931348623157e308); }
-
-  // No token with a smaller logit has a weight above 0. A little less, because of rounding: to the weight, whose error
-  // is no more when its logarithm is 0, and of the sum.
+  // No token with a smaller logit is left. A little less, because of rounding: of the weight, whose error is no less
+  // when its logarithm is 0, and of the sum.
   double smallest_logit() const {
-    const double span = temperature * (log(weights.value) - 1e-9);  // minus infinity for all weights
+    const double span = temperature * (log(kept.value) - 1e-9);  // minus infinity for all weights
     const double floor = row.best + span - 1e-9 * (fabs(row.best) + fabs(span));
     return fmax(logits.value, floor);
   }
 };
 
-// weights[64] of block b. One function, so that a weight is the same to the last bit each time it is worked out.
-static __attribute__((noinline)) void block_weights(const WeightRow& w, double inverse_temperature, int b, double* weights) {
-  const float* x = w.row.block(b);
+// Temperature and top-k: those that top-k leaves out get the weight 0.
+static void set_weights(WeightRow& w) {
+  const double smallest = w.smallest_logit(), inverse_temperature = fmin(1 / w.temperature, 1.7976931348623157e308);
   const DVec zero = {};
-  for (int i = 0; i < kSampleBlock; i += kDoubleLanes) {
-    const DVec logits = load_doubles(x + i);
-    DVec weight = exponential((logits - w.row.best) * inverse_temperature);
-    weight = logits >= w.logits.value ? weight : zero;
-    weight = weight >= w.weights.value ? weight : zero;
-    memcpy(weights + i, &weight, sizeof weight);
-  }
-  const int last_id = b * kSampleBlock + kSampleBlock - 1;
-  if (last_id <= w.logits.last_tie && last_id <= w.weights.last_tie) return;
-  for (int i = 0; i < kSampleBlock; ++i) {
-    const int id = b * kSampleBlock + i;
-    if ((x[i] == w.logits.value && id > w.logits.last_tie) ||
-        (weights[i] == w.weights.value && id > w.weights.last_tie))
-      weights[i] = 0;
+  for (int b = 0; b < w.row.num_blocks(); ++b) {
+    if (w.row.block_best[b] < smallest) continue;
+    const float* x = w.row.block(b);
+    double* weights = w.weights + b * kSampleBlock;
+    for (int i = 0; i < kSampleBlock; i += kDoubleLanes) {
+      const DVec logits = load_doubles(x + i);
+      const DVec weight = exponential((logits - w.row.best) * inverse_temperature);
+      store(weights + i, logits >= w.logits.value ? weight : zero);
+    }
+    const int first = b * kSampleBlock, last = first + kSampleBlock - 1;
+    for (int i = 0; last > w.logits.last_tie && i < kSampleBlock; ++i)
+      if (x[i] == w.logits.value && first + i > w.logits.last_tie) weights[i] = 0;
   }
 }
 
-static double sum_weights(const WeightRow& w, double* block_sums) {
-  const double smallest = w.smallest_logit(), inverse_temperature = w.inverse_temperature();
-  double total = 0, weights[kSampleBlock];
+ULLAGE_INLINE bool is_kept(const WeightRow& w, int id) {
+  const double weight = w.weights[id];
+  return weight > w.kept.value || (weight == w.kept.value && weight > 0 && id <= w.kept.last_tie);
+}
+
+static double sum_kept(const WeightRow& w, double* block_sums) {
+  const double smallest = w.smallest_logit();
+  const DVec zero = {};
+  double total = 0;
   for (int b = 0; b < w.row.num_blocks(); ++b) {
     block_sums[b] = 0;
     if (w.row.block_best[b] < smallest) continue;
-    block_weights(w, inverse_temperature, b, weights);
-    DVec sums = {};
-    for (int i = 0; i < kSampleBlock; i += kDoubleLanes) {
-      DVec part;
-      memcpy(&part, weights + i, sizeof part);
-      sums += part;
+    const int first = b * kSampleBlock, last = first + kSampleBlock - 1;
+    if (last <= w.kept.last_tie) {
+      DVec sums = {};
+      for (int i = first; i <= last; i += kDoubleLanes) {
+        const DVec weight = load_doubles(w.weights + i);
+        sums += weight >= w.kept.value ? weight : zero;
+      }
+      block_sums[b] = sum(sums);
+    } else {
+      for (int i = first; i <= last; ++i) block_sums[b] += is_kept(w, i) ? w.weights[i] : 0.0;
     }
-    block_sums[b] = sum(sums);
     total += block_sums[b];
   }
   return total;
@@ -70,8 +76,7 @@ static double sum_weights(const WeightRow& w, double* block_sums) {
 ULLAGE_INLINE bool any_between(const double* weights, double low, double high) {
   LVec found = {};
   for (int i = 0; i < kSampleBlock; i += kDoubleLanes) {
-    DVec weight;
-    memcpy(&weight, weights + i, sizeof weight);
+    const DVec weight = load_doubles(weights + i);
     found |= (LVec)((weight >= low) & (weight <= high));
   }
   uint64_t any = 0;
@@ -81,25 +86,23 @@ ULLAGE_INLINE bool any_between(const double* weights, double low, double high) {
 
 // Top-p: the smallest set of largest weights that holds `share` of the total. Source: arXiv:1904.09751.
 static Cut nucleus(WeightRow likely, double share, double* block_sums, Bin* bins) {
-  const double goal = share * sum_weights(likely, block_sums), min_p = likely.weights.value;
+  const double goal = share * sum_kept(likely, block_sums), min_p = likely.kept.value;
   for (const double floor : {1e-2, 1e-4, 1e-300}) {  // mostly a few likely tokens are enough
-    likely.weights.value = fmax(floor, min_p);
-    if (sum_weights(likely, block_sums) >= goal) break;
+    likely.kept.value = fmax(floor, min_p);
+    if (sum_kept(likely, block_sums) >= goal) break;
   }
   const auto each = [&](double low, double high, auto visit) {
     WeightRow w = likely;
-    w.weights.value = low;
-    const double smallest = w.smallest_logit(), inverse_temperature = w.inverse_temperature();
-    double weights[kSampleBlock];
+    w.kept.value = low;
+    const double smallest = w.smallest_logit();
     for (int b = 0; b < w.row.num_blocks(); ++b) {
-      if (w.row.block_best[b] < smallest) continue;
-      block_weights(w, inverse_temperature, b, weights);
-      if (!any_between(weights, low, high)) continue;
+      const double* weights = w.weights + b * kSampleBlock;
+      if (w.row.block_best[b] < smallest || !any_between(weights, low, high)) continue;
       for (int i = 0; i < kSampleBlock; ++i)
         if (weights[i] >= low && weights[i] <= high) visit(b * kSampleBlock + i, weights[i], weights[i]);
     }
   };
-  return shortest_prefix(each, goal, likely.weights.value, 1.0, bins);
+  return shortest_prefix(each, goal, likely.kept.value, 1.0, bins);
 }
 
 // SplitMix64's output at `step` from `state`. Source: Steele, Lea, Flood, OOPSLA 2014.
@@ -112,34 +115,30 @@ ULLAGE_INLINE uint64_t splitmix64(uint64_t state, uint64_t step) {
 
 // The token where `number` in [0, 1) falls on the sums of the weights; never one of weight 0.
 static int draw(const WeightRow& w, double number, double* block_sums) {
-  const double target = number * sum_weights(w, block_sums);
-  double before = 0;  // sum of the blocks before `block`
-  int block = w.row.best_id / kSampleBlock;  // has the best token, so its sum isn't 0
-  double sum = 0;
-  for (int b = 0; b < w.row.num_blocks(); ++b) {
+  const double target = number * sum_kept(w, block_sums);
+  double before = 0, sum = 0;
+  int block = 0, chosen = 0;
+  for (int b = 0; b < w.row.num_blocks() && sum <= target; ++b) {
     if (!(block_sums[b] > 0)) continue;
     block = b, before = sum;
     sum += block_sums[b];
-    if (sum > target) break;
   }
-  double weights[kSampleBlock];
-  block_weights(w, w.inverse_temperature(), block, weights);
-  int chosen = 0;
   sum = before;
-  for (int i = 0; i < kSampleBlock; ++i) {
-    if (!(weights[i] > 0)) continue;
-    chosen = i;
-    sum += weights[i];
+  for (int id = block * kSampleBlock; id < (block + 1) * kSampleBlock; ++id) {
+    if (!is_kept(w, id)) continue;
+    chosen = id;
+    sum += w.weights[id];
     if (sum > target) break;
   }
-  return block * kSampleBlock + chosen;
+  return chosen;
 }
 
 // ---- One row --------------------------------------------------------------------------------------------------------
 
 struct SamplingScratch {
   float* adjusted;         // [vocab]
-  int32_t* counts;         // [vocab]
+  double* weights;         // [vocab]
+  int32_t* counts;         // [vocab], in the memory of the weights: penalties come before them
   float* block_best;       // [blocks], of the logits as they came
   float* adjusted_best;    // [blocks]
   double* block_sums;      // [blocks]
@@ -148,11 +147,21 @@ struct SamplingScratch {
 
 ULLAGE_INLINE SamplingScratch sampling_scratch(const SamplingBatch& batch, int thread) {
   const size_t blocks = sampling_blocks(batch.vocab);
-  float* at = reinterpret_cast<float*>(batch.scratch + sampling_scratch_bytes(batch.vocab) * thread);
-  float* counts = at + blocks * kSampleBlock;
-  float* best = counts + blocks * kSampleBlock;
-  double* sums = reinterpret_cast<double*>(best + 2 * blocks);
-  return {at, reinterpret_cast<int32_t*>(counts), best, best + blocks, sums, reinterpret_cast<Bin*>(sums + blocks)};
+  uint8_t* at = batch.scratch + sampling_scratch_bytes(batch.vocab) * thread;
+  const auto take = [&](size_t num_bytes) {
+    uint8_t* piece = at;
+    at += num_bytes;
+    return piece;
+  };
+  SamplingScratch s;
+  s.adjusted = reinterpret_cast<float*>(take(blocks * kSampleBlock * 4));
+  s.weights = reinterpret_cast<double*>(take(blocks * kSampleBlock * 8));
+  s.counts = reinterpret_cast<int32_t*>(s.weights);
+  s.block_best = reinterpret_cast<float*>(take(blocks * 4));
+  s.adjusted_best = reinterpret_cast<float*>(take(blocks * 4));
+  s.block_sums = reinterpret_cast<double*>(take(blocks * 8));
+  s.bins = reinterpret_cast<Bin*>(take(sizeof(Bin) * kSampleBins));
+  return s;
 }
 
 static float repetition_penalised(float logit, double penalty) {
@@ -191,10 +200,11 @@ static void adjust_logits(const SamplingBatch& batch, const SamplingRow& s, cons
 
 // Temperature, top-k, min-p, top-p, one draw.
 static int draw_token(const LogitRow& row, const SamplingRow& s, const SamplingScratch& scratch) {
-  WeightRow w = {row, s.temperature};
+  WeightRow w = {row, scratch.weights, s.temperature};
   if (s.top_k > 0 && s.top_k < row.size) w.logits = largest_logits(row, s.top_k, scratch.bins);
-  w.weights.value = s.min_p;
-  if (s.top_p < 1) w.weights = nucleus(w, s.top_p, scratch.block_sums, scratch.bins);
+  w.kept.value = s.min_p;
+  set_weights(w);
+  if (s.top_p < 1) w.kept = nucleus(w, s.top_p, scratch.block_sums, scratch.bins);
   const uint64_t bits = splitmix64(splitmix64(s.seed, 0), static_cast<uint64_t>(s.position));
   return draw(w, static_cast<double>(bits >> 11) * 0x1p-53, scratch.block_sums);
 }

@@ -52,9 +52,9 @@ struct SamplingBatch {
 // The numbers of a scratch area, rounded up so that each of its arrays begins on a 64-byte boundary.
 constexpr size_t sampling_blocks(int vocab) { return (static_cast<size_t>(vocab) + 1023) / 1024 * 16; }
 
-// Logits after bias and penalties and a table of counts, three numbers for each block, the bins of a selection.
+// Logits after bias and penalties, weights, three numbers for each block, the bins of a selection.
 constexpr size_t sampling_scratch_bytes(int vocab) {
-  return sampling_blocks(vocab) * (kSampleBlock * (4 + 4) + 4 + 4 + 8) + kSampleBins * (8 + 8 + 4 + 4);
+  return sampling_blocks(vocab) * (kSampleBlock * (4 + 8) + 4 + 4 + 8) + kSampleBins * (8 + 8 + 4 + 4);
 }
 
 // Samples rows until none is left. All threads call it with the same arguments; `next_row` hands out the rows.
