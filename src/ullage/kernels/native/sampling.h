@@ -73,15 +73,17 @@ static double sum_kept(const WeightRow& w, double* block_sums) {
   return total;
 }
 
-ULLAGE_INLINE bool any_between(const double* weights, double low, double high) {
-  LVec found = {};
+// Which of 64 weights lie between: bit i for weight i. To go through the bits costs less than 64 branches.
+ULLAGE_INLINE uint64_t bits_between(const double* weights, double low, double high) {
+  LVec lane_bits, found = {};
+  for (int i = 0; i < kDoubleLanes; ++i) lane_bits[i] = uint64_t{1} << i;
   for (int i = 0; i < kSampleBlock; i += kDoubleLanes) {
     const DVec weight = load_doubles(weights + i);
-    found |= (LVec)((weight >= low) & (weight <= high));
+    found |= (LVec)((weight >= low) & (weight <= high)) & (lane_bits << i);
   }
-  uint64_t any = 0;
-  for (int i = 0; i < kDoubleLanes; ++i) any |= found[i];
-  return any != 0;
+  uint64_t bits = 0;
+  for (int i = 0; i < kDoubleLanes; ++i) bits |= found[i];
+  return bits;
 }
 
 // Top-p: the smallest set of largest weights that holds `share` of the total. Source: arXiv:1904.09751.
@@ -96,10 +98,12 @@ static Cut nucleus(WeightRow likely, double share, double* block_sums, Bin* bins
     w.kept.value = low;
     const double smallest = w.smallest_logit();
     for (int b = 0; b < w.row.num_blocks(); ++b) {
+      if (w.row.block_best[b] < smallest) continue;
       const double* weights = w.weights + b * kSampleBlock;
-      if (w.row.block_best[b] < smallest || !any_between(weights, low, high)) continue;
-      for (int i = 0; i < kSampleBlock; ++i)
-        if (weights[i] >= low && weights[i] <= high) visit(b * kSampleBlock + i, weights[i], weights[i]);
+      for (uint64_t bits = bits_between(weights, low, high); bits; bits &= bits - 1) {
+        const int i = __builtin_ctzll(bits);
+        visit(b * kSampleBlock + i, weights[i], weights[i]);
+      }
     }
   };
   return shortest_prefix(each, goal, likely.kept.value, 1.0, bins);
