@@ -91,7 +91,7 @@ static void read_row(const float* logits, int size, float* block_best, LogitRow&
   row.best_id = best_block * kSampleBlock + i;
 }
 
-// ---- Prefixes of a ranking ------------------------------------------------------------------------------------------------------
+// ---- Prefixes of a ranking -----------------------------------------------------------------------------------------
 
 // A prefix of a ranking by value, equal values by id: all above `value`, and those equal to it up to id `last_tie`.
 struct Cut {

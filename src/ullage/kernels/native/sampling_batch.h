@@ -1,4 +1,4 @@
-// What sampling reads and writes: plain structs that Python fills and reads (kernels/sampling.py says the same in numpy).
+// What sampling reads and writes: plain structs that Python fills and reads. In numpy they are in kernels/sampling.py.
 #pragma once
 
 #include <atomic>
