@@ -1,12 +1,11 @@
-"""Runs steps on the C++ kernels: one native call a step, then the sampler."""
+"""Runs steps on the C++ kernels: one native call a step, sampling included."""
 
 from __future__ import annotations
 
-from itertools import accumulate, chain
-
 import numpy as np
+from numpy.typing import NDArray
 
-from ullage.engine.sampler import sample
+from ullage.engine.native_batch import decoder_arrays, sampled_tokens, sampling_batch
 from ullage.engine.step import SampledToken, ScheduledStep
 from ullage.kernels.layout import (
     KVType,
@@ -48,6 +47,7 @@ class NativeRunner:
         isa: str | None = None,
     ) -> None:
         spec = model.spec
+        self._vocab_size = spec.vocab_size
         check_runnable(spec, block_size)
         layout = weight_layout(spec, weight_type, tensor_types(model))
         workspace = workspace_layout(spec, max_num_batched_tokens, num_threads, block_size, kv_type)
@@ -71,27 +71,19 @@ class NativeRunner:
 
     def execute(self, step: ScheduledStep) -> list[SampledToken]:
         assert self._decoder is not None, "executed after close"
-        requests = step.requests
-        lengths = [len(request.token_ids) for request in requests]
-        starts = [0, *accumulate(lengths)]
-        sampled = [
-            (request, end - 1) for request, end in zip(requests, starts[1:], strict=True) if request.needs_logits
-        ]
-        positions = [
-            np.arange(request.num_computed_tokens, request.num_computed_tokens + length, dtype=np.int32)
-            for request, length in zip(requests, lengths, strict=True)
-        ]
-        tables = [*chain.from_iterable(zip(*(request.block_tables for request in requests), strict=True))]
-        table_starts = [0, *accumulate(map(len, tables))][:-1]
-        logits = self._decoder.step(
-            np.fromiter(chain.from_iterable(request.token_ids for request in requests), np.int32, starts[-1]),
-            np.concatenate(positions),
-            np.array(starts, np.int32),
-            np.fromiter(chain.from_iterable(tables), np.int32),
-            np.array(table_starts, np.int32),
-            np.array([row for _, row in sampled], np.int32),
-        )
-        return sample(logits, [request for request, _ in sampled]) if sampled else []
+        sampled = [request for request in step.requests if request.needs_logits]
+        sampling = sampling_batch(sampled, self._vocab_size)
+        return sampled_tokens(sampled, self._decoder.step(*decoder_arrays(step.requests), sampling))
+
+    def compute_logits(self, step: ScheduledStep) -> NDArray[np.float32]:
+        """Runs a step without sampling.
+
+        :returns: [requests with needs_logits, vocab], valid until the next step
+        """
+        assert self._decoder is not None, "executed after close"
+        arrays = decoder_arrays(step.requests)
+        self._decoder.step(*arrays)
+        return self._decoder.logits(len(arrays.logit_rows))
 
     def stage_seconds(self) -> dict[str, float]:
         """Seconds spent in each kind of operator since the beginning."""

@@ -28,6 +28,8 @@ SPAN_TOKENS = 256  # kSpanTokens
 FEW_ROWS = 4  # kFewRows
 SPARE_ROWS = 16  # kSpareRows
 MAX_PARTS = 16  # kMaxParts
+SAMPLE_BLOCK = 64  # kSampleBlock in native/sampling_batch.h
+SAMPLE_BINS = 1024  # kSampleBins
 ALIGNMENT = 64
 
 
@@ -178,6 +180,7 @@ def workspace_layout(
         "rope": ropes * rows * spec.head_size * 4,
         "parts": FEW_ROWS * spec.num_heads * MAX_PARTS * (spec.head_size + PANEL_OUTPUTS) * 4,
         "per_thread": num_threads * thread_bytes,
+        "sampling": num_threads * sampling_scratch_bytes(spec.vocab_size),
     }
     offsets: dict[str, int] = {}
     end = 0
@@ -185,6 +188,13 @@ def workspace_layout(
         offsets[name] = end
         end = _round_up(end + num_bytes, ALIGNMENT)
     return WorkspaceLayout(offsets, end)
+
+
+def sampling_scratch_bytes(vocab_size: int) -> int:
+    """What one thread needs to sample one row: a copy of the logits, their weights, three numbers for each block of
+    logits, the bins of a selection."""
+    num_blocks = _round_up(vocab_size, 16 * SAMPLE_BLOCK) // SAMPLE_BLOCK
+    return num_blocks * (SAMPLE_BLOCK * (4 + 8) + 4 + 4 + 8) + SAMPLE_BINS * (8 + 8 + 4 + 4)
 
 
 def kv_block_bytes(spec: ModelSpec, block_size: int, kv_type: KVType) -> int:

@@ -10,14 +10,17 @@ from numpy.typing import NDArray
 
 from ullage.base.errors import ConfigError, EngineError, ModelFileError
 from ullage.kernels.layout import (
+    ALIGNMENT,
     KVType,
     PackedMatrix,
     PackedVector,
     WeightLayout,
     WorkspaceLayout,
+    sampling_scratch_bytes,
 )
 from ullage.kernels.program import PANEL_OUTPUTS, Rows
 from ullage.kernels.reference import inverse_frequencies
+from ullage.kernels.sampling import SAMPLED_ROW, SamplingBatch, as_bytes
 from ullage.models.layer_groups import layer_groups
 from ullage.models.spec import ModelSpec, RopeSpec, expected_tensors
 
@@ -35,6 +38,7 @@ else:
 IntArray = NDArray[np.int32]
 
 PIECE_ELEMENTS = 1 << 20  # 4 MiB of float32
+NO_SAMPLING = SamplingBatch.of([])
 
 
 def native_unavailable_reason() -> str | None:
@@ -143,8 +147,9 @@ class NativeDecoder:
         block_tables: IntArray,
         table_starts: IntArray,
         logit_rows: IntArray,
-    ) -> NDArray[np.float32]:
-        """Runs the rows of all sequences, one sequence after another.
+        sampling: SamplingBatch = NO_SAMPLING,
+    ) -> NDArray[Any]:
+        """Runs the rows of all sequences, one sequence after another, and samples where logits are wanted.
 
         :param token_ids: ``[rows]``
         :param positions: ``[rows]``, consecutive within a sequence
@@ -152,14 +157,52 @@ class NativeDecoder:
         :param block_tables: all block tables, one after another; -1 stands for a block that no row can see
         :param table_starts: ``[layer groups, sequences]``, flat: where each table begins
         :param logit_rows: ascending rows whose logits are wanted
-        :returns: ``[logit rows, vocabulary]``, a view that the next step overwrites
+        :param sampling: one row for each of ``logit_rows``, or none: then ``logits`` is what the step leaves
+        :returns: ``[rows to sample]`` of ``SAMPLED_ROW``
         :raises EngineError: the arrays don't describe a step this decoder can run
         """
+        sampled = np.zeros(len(sampling.rows), SAMPLED_ROW)
         try:
-            self._decoder.step(token_ids, positions, seq_starts, block_tables, table_starts, logit_rows)
+            self._decoder.step(
+                token_ids,
+                positions,
+                seq_starts,
+                block_tables,
+                table_starts,
+                logit_rows,
+                as_bytes(sampling.rows),
+                sampling.token_ids,
+                sampling.bias_values,
+                as_bytes(sampled),
+            )
         except ValueError as error:
             raise EngineError(f"native step refused: {error}") from error
-        return self._logits[: len(logit_rows), : self._spec.vocab_size]
+        return sampled
+
+    def logits(self, num_rows: int) -> NDArray[np.float32]:
+        """Logits of the last step's first ``logit_rows``, as they came from the model.
+
+        :returns: ``[num_rows, vocabulary]``, a view that the next step overwrites
+        """
+        return self._logits[:num_rows, : self._spec.vocab_size]
+
+
+def sample_logits(logits: NDArray[np.float32], sampling: SamplingBatch, isa: str) -> NDArray[Any]:
+    """Samples without a decoder, on the caller's thread.
+
+    :param logits: ``[rows, vocabulary]``
+    :returns: ``[rows]`` of ``SAMPLED_ROW``
+    :raises EngineError: the arrays don't fit together
+    """
+    sampled = np.zeros(len(sampling.rows), SAMPLED_ROW)
+    memory = np.empty(sampling_scratch_bytes(logits.shape[1]) + ALIGNMENT, np.uint8)
+    scratch = memory[-memory.ctypes.data % ALIGNMENT :]
+    rows, token_ids, values = as_bytes(sampling.rows), sampling.token_ids, sampling.bias_values
+    try:
+        _native.sample(isa, logits, rows, token_ids, values, as_bytes(sampled), scratch)
+    except ValueError as error:
+        raise EngineError(f"native sampling refused: {error}") from error
+    return sampled
 
 
 def pack_weights(model: ModelFile, layout: WeightLayout, arena: NDArray[np.uint8]) -> None:

@@ -14,6 +14,7 @@ from tests.random_model import RandomModel, small_spec, tables_of
 from ullage.base.errors import ConfigError, EngineError
 from ullage.engine.native_runner import NativeRunner
 from ullage.engine.numpy_runner import NumpyRunner
+from ullage.engine.sampler import sample
 from ullage.engine.sampling_params import SamplingParams
 from ullage.engine.step import RELEASED_BLOCK, SampledToken, ScheduledRequest, ScheduledStep
 from ullage.kernels.layout import (
@@ -243,6 +244,29 @@ def test_the_number_of_threads_changes_nothing(threads: int) -> None:
 def test_a_step_without_logits_samples_nothing() -> None:
     step = ScheduledStep((request(tokens_of(5), 0, 5, [[3]], logits=False),))
     assert native_runner(spec_of("llama")).execute(step) == []
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_tokens_are_those_that_the_specification_samples_from_the_same_logits(threads: int) -> None:
+    spec, prompt = spec_of("llama"), tokens_of(9)
+    options: list[dict[str, object]] = [
+        {"temperature": 0.0},
+        {"temperature": 1.0, "top_p": 0.9, "logprobs": 3},
+        {"temperature": 0.0, "logit_bias": {3: 100.0}, "logprobs": 0},
+        {"temperature": 1.5, "repetition_penalty": 1.4, "frequency_penalty": 0.5},
+        {"temperature": 0.7, "top_k": 5, "min_p": 0.1},
+    ]
+    requests = [
+        replace(request(prompt, 0, 9, [n], request_id=n), sampling=SamplingParams(**each), seed=n, num_prompt_tokens=4)
+        for n, each in enumerate(options)
+    ]
+    requests[2] = replace(requests[2], needs_logits=False)
+    requests[4] = replace(requests[4], banned_token_ids=list(range(50)))
+    step, runner = ScheduledStep(tuple(requests)), native_runner(spec, threads=threads)
+    specified = sample(runner.compute_logits(step), [each for each in requests if each.needs_logits])
+    sampled = runner.execute(step)
+    assert [(each.request_id, each.token_id) for each in sampled] == [(e.request_id, e.token_id) for e in specified]
+    assert dict(sampled[1].top_logprobs) == pytest.approx(dict(specified[1].top_logprobs), abs=2e-6)
 
 
 def test_chunks_and_whole_prompts_give_the_same_token() -> None:

@@ -10,22 +10,22 @@ namespace ullage {
 
 // One for each instruction set this build has (CMakeLists.txt says which).
 namespace portable {
-extern const StepFunction step;
+extern const Isa isa;
 }
 #if ULLAGE_AVX
 namespace avx2 {
-extern const StepFunction step;
+extern const Isa isa;
 }
 namespace avx512 {
-extern const StepFunction step;
+extern const Isa isa;
 }
 namespace amx_imitated {
-extern const StepFunction step;
+extern const Isa isa;
 }
 #endif
 #if ULLAGE_AMX
 namespace amx {
-extern const StepFunction step;
+extern const Isa isa;
 bool usable();
 }  // namespace amx
 
@@ -45,25 +45,20 @@ bool has_amx() {
 int available_isas(const Isa* out[kMaxIsas]) {
   int count = 0;
 #if ULLAGE_AVX
-  static const Isa avx512_isa = {"avx512", avx512::step};
-  static const Isa avx2_isa = {"avx2", avx2::step};
-  static const Isa imitated_isa = {"amx-imitated", amx_imitated::step};
   __builtin_cpu_init();
   const bool has_avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
                           __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16");
 #if ULLAGE_AMX
-  static const Isa amx_isa = {"amx", amx::step};
   static const bool amx_found = has_avx512 && has_amx();
-  if (amx_found) out[count++] = &amx_isa;
+  if (amx_found) out[count++] = &amx::isa;
 #endif
-  if (has_avx512) out[count++] = &avx512_isa;
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) out[count++] = &avx2_isa;
+  if (has_avx512) out[count++] = &avx512::isa;
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) out[count++] = &avx2::isa;
 #endif
-  static const Isa portable_isa = {"portable", portable::step};
-  out[count++] = &portable_isa;
+  out[count++] = &portable::isa;
 #if ULLAGE_AVX
-  if (has_avx512) out[count++] = &imitated_isa;
+  if (has_avx512) out[count++] = &amx_imitated::isa;
 #endif
   return count;
 }

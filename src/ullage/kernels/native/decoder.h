@@ -8,6 +8,7 @@
 
 #include "barrier.h"
 #include "formats.h"
+#include "sampling_batch.h"
 
 namespace ullage {
 
@@ -100,6 +101,7 @@ struct Workspace {
   float* rope = nullptr;           // [num ropes][rows][head_size]   cos, then sin
   float* parts = nullptr;          // [few][heads][kMaxParts][part_floats]
   uint8_t* per_thread = nullptr;   // [threads][thread_scratch_bytes]
+  uint8_t* sampling = nullptr;     // [threads][sampling_scratch_bytes]
   float* logits = nullptr;         // [sequences][vocabulary, padded]
 };
 
@@ -135,6 +137,7 @@ struct StepState {
   Barrier barrier;
   std::atomic<int> next_item{0};       // hands out the items of attention, which differ in cost
   uint64_t nanoseconds[kNumKinds] = {};  // since the beginning, as thread 0 saw it, its waiting included
+  uint64_t sampling_nanoseconds = 0;
 };
 
 // Runs thread `thread`'s share of the step. All threads call it with the same arguments.
@@ -143,6 +146,7 @@ using StepFunction = void (*)(const Decoder&, const Batch&, StepState&, int thre
 struct Isa {
   const char* name;
   StepFunction run_step;
+  SampleFunction sample_rows;
 };
 
 // The instruction sets compiled in that this processor has, best first; portable is always there. Behind it stands, where

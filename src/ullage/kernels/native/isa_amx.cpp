@@ -1,20 +1,5 @@
 // The step for one instruction set; CMakeLists.txt gives this file its compiler flags.
-#include <math.h>
-#include <string.h>
-
-#include <chrono>
-#include <type_traits>
-
-#include <immintrin.h>
-#include "decoder.h"
-
+#define ULLAGE_ISA amx
+#define ULLAGE_ISA_NAME "amx"
 #define ULLAGE_TILES 1
-
-namespace ullage::amx {
-namespace {
-#include "step.inl"
-}  // namespace
-
-extern const StepFunction step = &run_step;
-bool usable() { return tiles_work(); }
-}  // namespace ullage::amx
+#include "isa.inl"

@@ -1,17 +1,4 @@
 // The step for one instruction set; CMakeLists.txt gives this file its compiler flags.
-#include <math.h>
-#include <string.h>
-
-#include <chrono>
-#include <type_traits>
-
-#include <immintrin.h>
-#include "decoder.h"
-
-namespace ullage::avx512 {
-namespace {
-#include "step.inl"
-}  // namespace
-
-extern const StepFunction step = &run_step;
-}  // namespace ullage::avx512
+#define ULLAGE_ISA avx512
+#define ULLAGE_ISA_NAME "avx512"
+#include "isa.inl"

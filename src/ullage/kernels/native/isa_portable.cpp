@@ -1,16 +1,4 @@
 // The step for one instruction set; CMakeLists.txt gives this file its compiler flags.
-#include <math.h>
-#include <string.h>
-
-#include <chrono>
-#include <type_traits>
-
-#include "decoder.h"
-
-namespace ullage::portable {
-namespace {
-#include "step.inl"
-}  // namespace
-
-extern const StepFunction step = &run_step;
-}  // namespace ullage::portable
+#define ULLAGE_ISA portable
+#define ULLAGE_ISA_NAME "portable"
+#include "isa.inl"

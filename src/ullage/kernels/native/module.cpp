@@ -5,6 +5,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <chrono>
 #include <deque>
 #include <memory>
 #include <stdexcept>
@@ -13,6 +14,7 @@
 #include "decoder.h"
 #include "pack.h"
 #include "pool.h"
+#include "sampling_door.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -25,10 +27,6 @@ using Ints = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::c
 using Doubles = nb::ndarray<const double, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using ByteMatrix = nb::ndarray<const uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using FloatMatrix = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-
-void require(bool condition, const char* message) {
-  if (!condition) throw std::invalid_argument(message);
-}
 
 // A piece of an arena, checked against its end.
 uint8_t* at(const Bytes& arena, size_t offset, size_t num_bytes) {
@@ -191,22 +189,37 @@ class NativeDecoder {
     w.rope = floats("rope", rows, static_cast<size_t>(d_.num_ropes) * s.head_size);
     w.parts = reinterpret_cast<float*>(piece("parts", s.parts_bytes()));
     w.per_thread = piece("per_thread", s.thread_scratch_bytes() * d_.num_threads);
+    w.sampling = piece("sampling", sampling_scratch_bytes(s.vocab) * d_.num_threads);
   }
 
   // Runs all rows; leaves logits of the rows asked for in the logits memory, in order. Releases the GIL.
-  void step(Ints token_ids, Ints positions, Ints seq_starts, Ints block_tables, Ints table_starts, Ints logit_rows) {
+  // Samples them where `sampling_rows` isn't empty.
+  void step(Ints token_ids, Ints positions, Ints seq_starts, Ints block_tables, Ints table_starts, Ints logit_rows,
+            Records sampling_rows, Ints sampling_token_ids, Floats bias_values, WritableRecords sampled) {
     const auto count = [](const Ints& array) { return static_cast<int>(array.size()); };
     const Batch b = {count(token_ids),   count(seq_starts) - 1, count(logit_rows),   token_ids.data(), positions.data(),
                      seq_starts.data(), block_tables.data(),   table_starts.data(), logit_rows.data()};
     check(b, positions.size(), table_starts.size(), block_tables.size());
+    SamplingBatch s = sampling_batch(sampling_rows, sampling_token_ids, bias_values, sampled, d_.shape.vocab);
+    require(s.num_rows == 0 || s.num_rows == b.num_logit_rows, "not as many rows to sample as logits");
+    s.logits = d_.work.logits;
+    s.row_stride = operators_.back().matrix.outputs;
+    s.scratch = d_.work.sampling;
+    std::atomic<int> next_sampled{0};
     nb::gil_scoped_release release;
-    pool_.run([&](int thread) { isa_->run_step(d_, b, state_, thread); });
+    pool_.run([&](int thread) {
+      isa_->run_step(d_, b, state_, thread);
+      const auto begun = std::chrono::steady_clock::now();
+      isa_->sample_rows(s, next_sampled, thread);
+      if (thread == 0) state_.sampling_nanoseconds += (std::chrono::steady_clock::now() - begun).count();
+    });
   }
 
-  // Seconds spent in operators of each kind since the beginning.
+  // Seconds spent in operators of each kind and in sampling since the beginning.
   nb::dict stage_seconds() const {
     nb::dict seconds;
     for (int i = 0; i < kNumKinds; ++i) seconds[kKinds[i]] = static_cast<double>(state_.nanoseconds[i]) * 1e-9;
+    seconds["sample"] = static_cast<double>(state_.sampling_nanoseconds) * 1e-9;
     return seconds;
   }
 
@@ -308,6 +321,25 @@ bool pack_stored(Bytes arena, size_t offset, int outputs, int k, const std::stri
   return pack_blocks(type, rows.data(), num_rows, k, placement, m, const_cast<uint8_t*>(m.tiles));
 }
 
+// Samples rows of any logits on the caller's thread.
+void sample(const std::string& name, FloatMatrix logits, Records rows, Ints token_ids, Floats bias_values,
+            WritableRecords sampled, Bytes scratch) {
+  const Isa* found[kMaxIsas];
+  const int count = available_isas(found);
+  const Isa* const* isa = std::find_if(found, found + count, [&](const Isa* i) { return name == i->name; });
+  require(isa != found + count, "this processor doesn't have the instruction set asked for");
+  require(logits.shape(1) > 0 && logits.shape(1) < (1 << 30), "a row needs a logit");
+  const int vocab = static_cast<int>(logits.shape(1));
+  SamplingBatch s = sampling_batch(rows, token_ids, bias_values, sampled, vocab);
+  require(static_cast<size_t>(s.num_rows) == logits.shape(0), "not as many rows to sample as logits");
+  s.logits = logits.data();
+  s.row_stride = vocab;
+  s.scratch = at(scratch, 0, sampling_scratch_bytes(vocab));
+  std::atomic<int> next_row{0};
+  nb::gil_scoped_release release;
+  (*isa)->sample_rows(s, next_row, 0);
+}
+
 std::vector<std::string> isas() {
   const Isa* found[kMaxIsas];
   const int count = available_isas(found);
@@ -329,6 +361,8 @@ NB_MODULE(_native, m) {
   m.def("pack_stored", &ullage::pack_stored, "arena"_a.noconvert(), "offset"_a, "outputs"_a, "k"_a, "format"_a,
         "rows"_a, "block_type"_a, "first_output"_a, "group_stride"_a,
         "False when the format can't hold the blocks, or a scale isn't finite.");
+  m.def("sample", &ullage::sample, "isa"_a, "logits"_a, "rows"_a, "token_ids"_a, "bias_values"_a,
+        "sampled"_a.noconvert(), "scratch"_a.noconvert());
   nb::class_<NativeDecoder>(m, "Decoder")
       .def(nb::init<ullage::Bytes, ullage::Bytes, ullage::Bytes, ullage::Bytes, int, const std::string&>(),
            "weights"_a.noconvert(), "kv_pool"_a.noconvert(), "workspace"_a.noconvert(), "logits"_a.noconvert(),
@@ -344,5 +378,6 @@ NB_MODULE(_native, m) {
       .def("stage_seconds", &NativeDecoder::stage_seconds)
       .def("set_workspace", &NativeDecoder::set_workspace, "max_rows"_a, "offsets"_a)
       .def("step", &NativeDecoder::step, "token_ids"_a, "positions"_a, "seq_starts"_a, "block_tables"_a,
-           "table_starts"_a, "logit_rows"_a);
+           "table_starts"_a, "logit_rows"_a, "sampling_rows"_a, "sampling_token_ids"_a, "bias_values"_a,
+           "sampled"_a.noconvert());
 }

@@ -59,14 +59,16 @@ class NativeLogits(NativeRunner):
         measured = np.repeat([part.measured for part in step], [part.num_rows for part in step])
         length, groups = self._blocks_per_table, self._num_groups
         tables = [part.sequence * groups + group for group in range(groups) for part in step]
-        return self._decoder.step(
+        logit_rows = np.flatnonzero(measured).astype(np.int32)
+        self._decoder.step(
             np.array(token_ids, np.int32),
             np.array([position for part in step for position in range(part.start, part.stop)], np.int32),
             np.array([0, *accumulate(part.num_rows for part in step)], np.int32),
             np.array([table * length + i for table in tables for i in range(length)], np.int32),
             np.arange(len(tables), dtype=np.int32) * np.int32(length),
-            np.flatnonzero(measured).astype(np.int32),
+            logit_rows,
         )
+        return self._decoder.logits(len(logit_rows))
 
 
 def native_logits(
