@@ -125,9 +125,13 @@ struct Decoder {
 // `next_item` hands out the items of attention, which differ in cost.
 using StepFunction = void (*)(const Decoder&, const Batch&, Barrier&, std::atomic<int>& next_item, int thread);
 
+// Dot products from register to register (roofline.inl); returns the number of operations.
+using PeakFunction = double (*)(WeightType, int64_t rounds);
+
 struct Isa {
   const char* name;
   StepFunction run_step;
+  PeakFunction peak_loop;
 };
 
 // The instruction sets compiled in that this processor has, best first; portable is always there.

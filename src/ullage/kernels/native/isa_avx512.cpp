@@ -10,7 +10,10 @@
 namespace ullage::avx512 {
 namespace {
 #include "step.inl"
+
+#include "roofline.inl"
 }  // namespace
 
 extern const StepFunction step = &run_step;
+extern const PeakFunction peak = &peak_loop;
 }  // namespace ullage::avx512

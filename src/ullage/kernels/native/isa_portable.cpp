@@ -9,7 +9,10 @@
 namespace ullage::portable {
 namespace {
 #include "step.inl"
+
+#include "roofline.inl"
 }  // namespace
 
 extern const StepFunction step = &run_step;
+extern const PeakFunction peak = &peak_loop;
 }  // namespace ullage::portable
