@@ -1,0 +1,174 @@
+"""One engine in a process of its own, driven by lines of JSON. Needs nothing of Ullage: it runs in the peers'
+environments, with their Python.
+
+    python peer_driver.py openvino | llamacpp | vllm
+    python peer_driver.py requantize MODEL TO TYPE       (llama.cpp's own converter)
+
+First line in: ``{"model": ..., "first_prompt": [ids], ...}``. When the model's first token is there, a description goes
+out. Then ``{"prompts": [[ids], ...], "new_tokens": n}`` is answered by ``{"seconds": ..., "decode_seconds": ...}``, and
+any other line by the description. Greedy, end of sequence ignored.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from importlib.metadata import version
+from typing import Any
+
+Prompts = Sequence[Sequence[int]]
+Generate = Callable[[Prompts, int], "float | None"]
+"""Generates so many tokens for each prompt. Returns the seconds from a single sequence's first token to its last, where
+the engine can tell."""
+Describe = Callable[[], dict[str, Any]]
+Load = Callable[[Mapping[str, Any]], "tuple[Generate, Describe]"]
+
+STEP_TOKENS = 512
+
+
+def answer_lines(load: Load) -> None:
+    """Serves the conversation above on standard input and output, until input ends."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # libraries print what they like
+
+    def answer(fields: Mapping[str, Any]) -> None:
+        print(json.dumps(fields), file=answers, flush=True)
+
+    opening = json.loads(sys.stdin.readline())
+    generate, describe = load(opening)
+    generate([opening["first_prompt"]], 1)
+    answer(describe())
+    for line in sys.stdin:
+        request = json.loads(line)
+        if "prompts" not in request:
+            answer(describe())
+            continue
+        began = time.perf_counter()
+        decode_seconds = generate(request["prompts"], request["new_tokens"])
+        answer({"seconds": time.perf_counter() - began, "decode_seconds": decode_seconds})
+
+
+def load_openvino(opening: Mapping[str, Any]) -> tuple[Generate, Describe]:
+    genai, openvino, np = import_module("openvino_genai"), import_module("openvino"), import_module("numpy")
+    scheduler = genai.SchedulerConfig()
+    scheduler.cache_size = -(-opening["kv_bytes"] // (1 << 30))
+    scheduler.max_num_batched_tokens = STEP_TOKENS
+    scheduler.max_num_seqs = opening["max_num_seqs"]
+    scheduler.enable_prefix_caching = False
+    properties = {"KV_CACHE_PRECISION": opening["kv_type"], "INFERENCE_NUM_THREADS": opening["threads"]}
+    pipe = genai.LLMPipeline(opening["model"], "CPU", scheduler_config=scheduler, **properties)
+
+    def generate(prompts: Prompts, new_tokens: int) -> float | None:
+        config = genai.GenerationConfig()
+        config.max_new_tokens = new_tokens
+        config.ignore_eos = True
+        token_ids = np.array(prompts, np.int64)
+        inputs = genai.TokenizedInputs(openvino.Tensor(token_ids), openvino.Tensor(np.ones_like(token_ids)))
+        result = pipe.generate(inputs, config)
+        if any(len(tokens) != new_tokens for tokens in result.tokens):
+            raise RuntimeError("it generated another number of tokens than asked for")
+        alone = len(prompts) == 1 and new_tokens > 1
+        return float(result.perf_metrics.get_tpot().mean) / 1000 * (new_tokens - 1) if alone else None
+
+    return generate, lambda: {"version": version("openvino-genai")}
+
+
+def load_llamacpp(opening: Mapping[str, Any]) -> tuple[Generate, Describe]:
+    """Through the low-level calls: the binding's own class decodes one sequence at a time."""
+    cpp = import_module("llama_cpp")
+    cpp.llama_backend_init()
+    model = cpp.llama_model_load_from_file(opening["model"].encode(), cpp.llama_model_default_params())
+    if not model:
+        raise RuntimeError("it can't load the model")
+    sampler = cpp.llama_sampler_init_greedy()
+    batch = cpp.llama_batch_init(STEP_TOKENS, 0, 1)
+    held: dict[tuple[int, int], Any] = {}
+
+    def context_for(num_sequences: int, num_tokens: int) -> Any:
+        """Emptied. One of another shape than the last is made anew, and warmed up."""
+        key = (num_sequences, -(-num_tokens // 256) * 256)
+        if key not in held:
+            for context in held.values():
+                cpp.llama_free(context)
+            held.clear()
+            params = cpp.llama_context_default_params()
+            params.n_seq_max, params.n_ctx = num_sequences, key[0] * key[1]
+            params.n_batch = params.n_ubatch = STEP_TOKENS
+            params.n_threads = params.n_threads_batch = opening["threads"]
+            held[key] = cpp.llama_init_from_model(model, params)
+            if not held[key]:
+                raise RuntimeError("it can't make a context")
+        cpp.llama_memory_clear(cpp.llama_get_memory(held[key]), False)
+        return held[key]
+
+    def run(context: Any, rows: Sequence[tuple[int, int, int, bool]]) -> dict[int, int]:
+        """Runs (token, position, sequence, wants the next token) rows; next tokens by sequence."""
+        chosen = {}
+        for start in range(0, len(rows), STEP_TOKENS):
+            piece = rows[start : start + STEP_TOKENS]
+            batch.n_tokens = len(piece)
+            for i, (token, position, sequence, wanted) in enumerate(piece):
+                batch.token[i], batch.pos[i], batch.logits[i] = token, position, wanted
+                batch.n_seq_id[i], batch.seq_id[i][0] = 1, sequence
+            if cpp.llama_decode(context, batch):
+                raise RuntimeError("llama_decode failed")
+            for i, (_, _, sequence, wanted) in enumerate(piece):
+                if wanted:
+                    chosen[sequence] = cpp.llama_sampler_sample(sampler, context, i)
+        return chosen
+
+    def generate(prompts: Prompts, new_tokens: int) -> float | None:
+        length = len(prompts[0])
+        context = context_for(len(prompts), length + new_tokens)
+        rows = [(t, p, s, p == length - 1) for s, prompt in enumerate(prompts) for p, t in enumerate(prompt)]
+        tokens = run(context, rows)
+        began = time.perf_counter()
+        for position in range(length, length + new_tokens - 1):
+            tokens = run(context, [(token, position, sequence, True) for sequence, token in tokens.items()])
+        return time.perf_counter() - began if len(prompts) == 1 else None
+
+    return generate, lambda: {"version": f"llama-cpp-python {version('llama-cpp-python')}"}
+
+
+def load_vllm(opening: Mapping[str, Any]) -> tuple[Generate, Describe]:
+    os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(-(-opening["kv_bytes"] // (1 << 30)))
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    vllm = import_module("vllm")
+    llm = vllm.LLM(
+        opening["model"],
+        dtype="bfloat16",
+        max_model_len=opening["max_model_len"],
+        max_num_seqs=opening["max_num_seqs"],
+        enable_prefix_caching=False,
+        skip_tokenizer_init=True,
+        load_format="dummy" if opening["dummy"] else "auto",
+    )
+
+    def generate(prompts: Prompts, new_tokens: int) -> float | None:
+        params = vllm.SamplingParams(temperature=0, max_tokens=new_tokens, ignore_eos=True, detokenize=False)
+        llm.generate([{"prompt_token_ids": list(prompt)} for prompt in prompts], params, use_tqdm=False)
+        return None
+
+    return generate, lambda: {"version": version("vllm")}
+
+
+def requantize(model: str, to: str, file_type: str) -> None:
+    """Writes a GGUF file with its weights in another type, as llama.cpp does it."""
+    cpp = import_module("llama_cpp")
+    params = cpp.llama_model_quantize_default_params()
+    params.ftype = getattr(cpp, f"LLAMA_FTYPE_MOSTLY_{file_type}")
+    params.allow_requantize = True
+    if cpp.llama_model_quantize(model.encode(), to.encode(), params):
+        raise SystemExit(f"llama.cpp can't convert the file to {file_type}")
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "requantize":
+        requantize(*sys.argv[2:])
+    else:
+        answer_lines({"openvino": load_openvino, "llamacpp": load_llamacpp, "vllm": load_vllm}[sys.argv[1]])
