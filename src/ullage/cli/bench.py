@@ -7,7 +7,10 @@ import click
 from ullage.cli.commands import LateCommands
 
 BENCHES = {
-    "engine": ("ullage.cli.bench_engine:engine", "Measure how fast the engine runs a model, beside peers and rooflines."),
+    "engine": (
+        "ullage.cli.bench_engine:engine",
+        "Measure how fast the engine runs a model, beside its peers.",
+    ),
     "report": ("ullage.cli.bench_report:report", "Write BENCHMARKS.md and its plots from the result files."),
 }
 

@@ -1,4 +1,4 @@
-"""``ullage bench engine``: speed of the engine on this machine, beside the peers that are there and what is possible."""
+"""``ullage bench engine``: speed of the engine here, beside the peers that are there and what is possible."""
 
 from __future__ import annotations
 
@@ -24,10 +24,16 @@ RESULTS_FOLDER = Path("bench-results")
 @click.command(cls=SettingsCommand, sections=BENCH)
 @click.argument("model", required=False)
 @click.option("--scenario", "scenario_name", default="standard", show_default=True, help="By name, or a TOML file.")
-@click.option("--dummy-weights", metavar="SHAPE", help="Random weights in place of MODEL: a config.json, or a shape's name.")
+@click.option(
+    "--dummy-weights", metavar="SHAPE", help="Instead of MODEL: random weights of this config.json, or known shape."
+)
 @click.option("--format", "shown", type=click.Choice(["table", "json"]), default="table", show_default=True)
 @click.option(
-    "--output", type=click.Path(path_type=Path), default=RESULTS_FOLDER, show_default=True, help="Folder of result files."
+    "--output",
+    type=click.Path(path_type=Path),
+    default=RESULTS_FOLDER,
+    show_default=True,
+    help="Folder of result files.",
 )
 @click.option("--plots", is_flag=True, help="Draw the plots of this result beside it.")
 @click.option(
@@ -112,9 +118,7 @@ def find_subject(model: str | None, dummy_weights: str | None) -> Path:
     known = {file.stem: file for file in sorted(shapes.glob("*.json"))}
     path = known.get(str(dummy_weights), Path(str(dummy_weights)))
     if not path.is_file():
-        raise ConfigError(
-            f"{dummy_weights} is no shape", hint=f"give a config.json, or one of {', '.join(known)}"
-        )
+        raise ConfigError(f"{dummy_weights} is no shape", hint=f"give a config.json, or one of {', '.join(known)}")
     return path
 
 

@@ -103,9 +103,7 @@ def build_engine(model_path: Path, options: EngineOptions) -> BuiltEngine:
         built = assemble_engine(model, tokenizer, options)
     finally:
         model.close()
-    return BuiltEngine(
-        built.engine, tokenizer, chat_template, model.spec, built.plan, built.runner.name, built.warning
-    )
+    return BuiltEngine(built.engine, tokenizer, chat_template, model.spec, built.plan, built.runner.name, built.warning)
 
 
 def assemble_engine(model: ModelFile, tokenizer: Tokenizer | None, options: EngineOptions) -> AssembledEngine:

@@ -72,7 +72,8 @@ class HFFolder:
         try:
             self._tensors = _by_plain_name(path, shards)
             shapes = {name: file.tensors[stored].shape for name, (file, stored) in self._tensors.items()}
-            self._names = match_tensors(path, self.spec, shapes, partial(stored_tensor_name, self.spec), self._is_ignored)
+            stored_name = partial(stored_tensor_name, self.spec)
+            self._names = match_tensors(path, self.spec, shapes, stored_name, self._is_ignored)
             for name in self._names.values():
                 file, stored = self._tensors[name]
                 file.check_readable(stored)

@@ -17,8 +17,8 @@ CPUINFO = Path("/proc/cpuinfo")
 MEMINFO = Path("/proc/meminfo")
 LAST_CACHE = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
 FLAGS = (
-    ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "avx_vnni", "amx_tile", "amx_int8")
-    + ("amx_bf16", "asimd", "asimddp", "i8mm", "bf16", "sve")
+    *("avx2", "fma", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16"),
+    *("amx_tile", "amx_int8", "amx_bf16", "asimd", "asimddp", "i8mm", "bf16", "sve"),
 )
 """Of the processor: those that decide which kernels run, here or in a peer."""
 

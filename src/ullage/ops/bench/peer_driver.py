@@ -21,11 +21,12 @@ from importlib.metadata import version
 from typing import Any
 
 Prompts = Sequence[Sequence[int]]
-Generate = Callable[[Prompts, int], "float | None"]
-"""Generates so many tokens for each prompt. Returns the seconds from a single sequence's first token to its last, where
-the engine can tell."""
+Generate = Callable[[], "float | None"]
+"""Returns the seconds from a single sequence's first token to its last, where the engine can tell."""
+Prepare = Callable[[Prompts, int], Generate]
+"""Makes ready to generate so many tokens for each prompt; what it takes isn't counted."""
 Describe = Callable[[], dict[str, Any]]
-Load = Callable[[Mapping[str, Any]], "tuple[Generate, Describe]"]
+Load = Callable[[Mapping[str, Any]], "tuple[Prepare, Describe]"]
 
 STEP_TOKENS = 512
 
@@ -39,20 +40,21 @@ def answer_lines(load: Load) -> None:
         print(json.dumps(fields), file=answers, flush=True)
 
     opening = json.loads(sys.stdin.readline())
-    generate, describe = load(opening)
-    generate([opening["first_prompt"]], 1)
+    prepare, describe = load(opening)
+    prepare([opening["first_prompt"]], 1)()
     answer(describe())
     for line in sys.stdin:
         request = json.loads(line)
         if "prompts" not in request:
             answer(describe())
             continue
+        generate = prepare(request["prompts"], request["new_tokens"])
         began = time.perf_counter()
-        decode_seconds = generate(request["prompts"], request["new_tokens"])
+        decode_seconds = generate()
         answer({"seconds": time.perf_counter() - began, "decode_seconds": decode_seconds})
 
 
-def load_openvino(opening: Mapping[str, Any]) -> tuple[Generate, Describe]:
+def load_openvino(opening: Mapping[str, Any]) -> tuple[Prepare, Describe]:
     genai, openvino, np = import_module("openvino_genai"), import_module("openvino"), import_module("numpy")
     scheduler = genai.SchedulerConfig()
     scheduler.cache_size = -(-opening["kv_bytes"] // (1 << 30))
@@ -62,22 +64,26 @@ def load_openvino(opening: Mapping[str, Any]) -> tuple[Generate, Describe]:
     properties = {"KV_CACHE_PRECISION": opening["kv_type"], "INFERENCE_NUM_THREADS": opening["threads"]}
     pipe = genai.LLMPipeline(opening["model"], "CPU", scheduler_config=scheduler, **properties)
 
-    def generate(prompts: Prompts, new_tokens: int) -> float | None:
+    def prepare(prompts: Prompts, new_tokens: int) -> Generate:
         config = genai.GenerationConfig()
         config.max_new_tokens = new_tokens
         config.ignore_eos = True
         token_ids = np.array(prompts, np.int64)
         inputs = genai.TokenizedInputs(openvino.Tensor(token_ids), openvino.Tensor(np.ones_like(token_ids)))
-        result = pipe.generate(inputs, config)
-        if any(len(tokens) != new_tokens for tokens in result.tokens):
-            raise RuntimeError("it generated another number of tokens than asked for")
-        alone = len(prompts) == 1 and new_tokens > 1
-        return float(result.perf_metrics.get_tpot().mean) / 1000 * (new_tokens - 1) if alone else None
 
-    return generate, lambda: {"version": version("openvino-genai")}
+        def generate() -> float | None:
+            result = pipe.generate(inputs, config)
+            if any(len(tokens) != new_tokens for tokens in result.tokens):
+                raise RuntimeError("it generated another number of tokens than asked for")
+            alone = len(prompts) == 1 and new_tokens > 1
+            return float(result.perf_metrics.get_tpot().mean) / 1000 * (new_tokens - 1) if alone else None
+
+        return generate
+
+    return prepare, lambda: {"version": version("openvino-genai")}
 
 
-def load_llamacpp(opening: Mapping[str, Any]) -> tuple[Generate, Describe]:
+def load_llamacpp(opening: Mapping[str, Any]) -> tuple[Prepare, Describe]:
     """Through the low-level calls: the binding's own class decodes one sequence at a time."""
     cpp = import_module("llama_cpp")
     cpp.llama_backend_init()
@@ -89,7 +95,7 @@ def load_llamacpp(opening: Mapping[str, Any]) -> tuple[Generate, Describe]:
     held: dict[tuple[int, int], Any] = {}
 
     def context_for(num_sequences: int, num_tokens: int) -> Any:
-        """Emptied. One of another shape than the last is made anew, and warmed up."""
+        """Emptied. One of another shape than the last is made anew."""
         key = (num_sequences, -(-num_tokens // 256) * 256)
         if key not in held:
             for context in held.values():
@@ -121,20 +127,26 @@ def load_llamacpp(opening: Mapping[str, Any]) -> tuple[Generate, Describe]:
                     chosen[sequence] = cpp.llama_sampler_sample(sampler, context, i)
         return chosen
 
-    def generate(prompts: Prompts, new_tokens: int) -> float | None:
+    def prepare(prompts: Prompts, new_tokens: int) -> Generate:
         length = len(prompts[0])
-        context = context_for(len(prompts), length + new_tokens)
+        total = length + new_tokens
+        run(context_for(len(prompts), total), [(1, 0, sequence, True) for sequence in range(len(prompts))])  # warms it
+        context = context_for(len(prompts), total)
         rows = [(t, p, s, p == length - 1) for s, prompt in enumerate(prompts) for p, t in enumerate(prompt)]
-        tokens = run(context, rows)
-        began = time.perf_counter()
-        for position in range(length, length + new_tokens - 1):
-            tokens = run(context, [(token, position, sequence, True) for sequence, token in tokens.items()])
-        return time.perf_counter() - began if len(prompts) == 1 else None
 
-    return generate, lambda: {"version": f"llama-cpp-python {version('llama-cpp-python')}"}
+        def generate() -> float | None:
+            tokens = run(context, rows)
+            began = time.perf_counter()
+            for position in range(length, total - 1):
+                tokens = run(context, [(token, position, sequence, True) for sequence, token in tokens.items()])
+            return time.perf_counter() - began if len(prompts) == 1 else None
+
+        return generate
+
+    return prepare, lambda: {"version": f"llama-cpp-python {version('llama-cpp-python')}"}
 
 
-def load_vllm(opening: Mapping[str, Any]) -> tuple[Generate, Describe]:
+def load_vllm(opening: Mapping[str, Any]) -> tuple[Prepare, Describe]:
     os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(-(-opening["kv_bytes"] // (1 << 30)))
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
@@ -149,12 +161,17 @@ def load_vllm(opening: Mapping[str, Any]) -> tuple[Generate, Describe]:
         load_format="dummy" if opening["dummy"] else "auto",
     )
 
-    def generate(prompts: Prompts, new_tokens: int) -> float | None:
+    def prepare(prompts: Prompts, new_tokens: int) -> Generate:
         params = vllm.SamplingParams(temperature=0, max_tokens=new_tokens, ignore_eos=True, detokenize=False)
-        llm.generate([{"prompt_token_ids": list(prompt)} for prompt in prompts], params, use_tqdm=False)
-        return None
+        inputs = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
 
-    return generate, lambda: {"version": version("vllm")}
+        def generate() -> float | None:
+            llm.generate(inputs, params, use_tqdm=False)
+            return None
+
+        return generate
+
+    return prepare, lambda: {"version": version("vllm")}
 
 
 def requantize(model: str, to: str, file_type: str) -> None:

@@ -64,7 +64,7 @@ def _launch_llamacpp(name: str, file_type: str | None, python: Path, given: Peer
 
 
 def _requantize(name: str, python: Path, model: Path, to: Path, file_type: str) -> None:
-    command = [python, DRIVER, "requantize", model, to, file_type]
+    command = [str(part) for part in (python, DRIVER, "requantize", model, to, file_type)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_SECONDS, check=False)
     if done.returncode:
         to.unlink(missing_ok=True)

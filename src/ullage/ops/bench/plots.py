@@ -21,15 +21,24 @@ SERIES = {
 }
 """Workload: the key of its x axis, and what the axes say."""
 PLOTS = (*SERIES, "memory")
+BARE: Any = {"axes.spines.top": False, "axes.spines.right": False}
 
 # Told apart by shade, line and mark, so that a print in grey reads as well.
+MIB = 2**20
+ACCOUNT_SHADES = {
+    "weights": "#0b3c5d",
+    "kv_pool": "#5b8fb9",
+    "workspace": "#9cc3dd",
+    "logits": "#c9deec",
+    "runtime": "#dddddd",
+}
 INK, ROOF = "#0b3c5d", "#8a8a8a"
 PEER_STYLES = (
     ("#d95f0e", "s", "--"),
-    ("#fe9929", "D", "--"),
-    ("#31a354", "^", "-."),
-    ("#78c679", "v", "-."),
-    ("#756bb1", "P", ":"),
+    ("#a6761d", "D", "--"),
+    ("#1b7837", "^", "-."),
+    ("#4d9221", "v", "-."),
+    ("#6a51a3", "P", ":"),
 )
 
 
@@ -46,8 +55,7 @@ def draw_plots(name: str, result: Result, folder: Path) -> list[Path]:
         raise ConfigError("plots need matplotlib", hint="pip install 'ullage[bench]'") from error
     folder.mkdir(parents=True, exist_ok=True)
     files = []
-    look: dict[str, Any] = {"font.size": 11, "svg.hashsalt": "ullage", "axes.spines.top": False}
-    with mpl.rc_context(look | {"axes.spines.right": False}):
+    with mpl.rc_context({"font.size": 11, "svg.hashsalt": "ullage", **BARE}):
         for workload in plots_of(result):
             figure = Figure(figsize=(8, 5), layout="constrained")
             axes = figure.add_subplot()
@@ -88,8 +96,8 @@ def _draw_series(axes: Axes, points: Sequence[Result], workload: str) -> None:
             axes.plot(*zip(*shown, strict=True), color=colour, marker=mark, linestyle=line, markersize=5, linewidth=1.4)
             ends.append((shown[-1][1], name, colour))
     ours = [point["results"][OURS]["median"] for point in points]
-    spread = [(min(s), max(s)) for s in (point["results"][OURS]["samples"] for point in points)]
-    axes.fill_between(x, *zip(*spread, strict=True), color=INK, alpha=0.15, linewidth=0)
+    samples = [point["results"][OURS]["samples"] for point in points]
+    axes.fill_between(x, [min(s) for s in samples], [max(s) for s in samples], color=INK, alpha=0.15, linewidth=0)
     axes.plot(x, ours, color=INK, marker="o", linewidth=2.4)
     ends.append((ours[-1], OURS, INK))
     _label_ends(axes, x[-1], ends)
@@ -134,20 +142,21 @@ def _label_ends(axes: Axes, x: float, ends: Sequence[tuple[float, str, str]]) ->
 
 def _draw_memory(axes: Axes, points: Sequence[Result]) -> None:
     """Stacked accounts of the plan, and resident memory as marks upon them."""
-    shades = {"weights": "#0b3c5d", "kv_pool": "#5b8fb9", "workspace": "#9cc3dd", "logits": "#c9deec", "runtime": "#dddddd"}
     x = list(range(len(points)))
     below = [0.0] * len(points)
-    mib = 2**20
-    for account, shade in shades.items():
-        sizes = [point["results"][OURS]["accounts"][account]["planned_bytes"] / mib for point in points]
-        axes.bar(x, sizes, 0.5, bottom=below, color=shade, label=f"planned: {account}", edgecolor="white", linewidth=0.6)
+    for account, shade in ACCOUNT_SHADES.items():
+        sizes = [point["results"][OURS]["accounts"][account]["planned_bytes"] / MIB for point in points]
+        axes.bar(x, sizes, 0.5, bottom=below, color=shade, label=f"planned: {account}", edgecolor="white")
         below = [start + size for start, size in zip(below, sizes, strict=True)]
-    idle, loaded = zip(*[point["results"][OURS]["samples"][:2] for point in points], strict=True)
-    axes.plot([at - 0.12 for at in x], [b / mib for b in idle], "kv", label="resident, idle")
-    axes.plot([at + 0.12 for at in x], [b / mib for b in loaded], "k^", label="resident, under load")
-    pools = [point["results"][OURS]["accounts"]["kv_pool"]["planned_bytes"] for point in points]
-    planned = [planned_and_allocated(point)[0] for point in points]
-    axes.set_xticks(x, [f"pool {pool / mib:,.0f} MiB\nplan {total / mib:,.0f} MiB" for pool, total in zip(pools, planned, strict=True)])
+    for i, (mark, label) in enumerate((("kv", "resident, idle"), ("k^", "resident, under load"))):
+        resident = [point["results"][OURS]["samples"][i] / MIB for point in points]
+        axes.plot([at + 0.24 * i - 0.12 for at in x], resident, mark, label=label)
+    axes.set_xticks(x, [_memory_tick(point) for point in points])
     axes.set_ylabel("MiB")
     axes.set_xlabel("Size of the KV pool, and what the plan says of the process")
     axes.legend(frameon=False, loc="upper left", fontsize=9)
+
+
+def _memory_tick(point: Result) -> str:
+    pool = point["results"][OURS]["accounts"]["kv_pool"]["planned_bytes"]
+    return f"pool {pool / MIB:,.0f} MiB\nplan {planned_and_allocated(point)[0] / MIB:,.0f} MiB"

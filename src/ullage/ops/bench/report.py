@@ -33,8 +33,8 @@ MODEL measures a shape with random weights.
 |---|---|
 | `start_s` | from the start of a fresh process to the first token, the file in the page cache |
 | `decode1_tok_s` | one sequence, 256 prompt tokens, 128 new: new tokens a second after the first |
-| `decode32_tok_s`, `decode64_tok_s` | so many sequences at once, 256 prompt tokens and 128 new each: new tokens a second, \
-the time for the prompts included |
+| `decode32_tok_s`, `decode64_tok_s` | so many at once, 256 prompt tokens and 128 new each: new tokens a second, \
+prompts included |
 | `prefill_tok_s` | one prompt of 1,500 tokens: prompt tokens a second until the first new one |
 | `decode-batch-N` | as `decode1_tok_s` for N sequences: the run less one of a single new token |
 | `decode-context-N`, `prefill-length-N` | the same for prompts of N tokens |
@@ -53,9 +53,9 @@ def benchmarks_page(results: Path) -> str:
     :param results: folder of result files
     :raises ConfigError: a file in it that isn't a result
     """
-    sections = [
-        section(name, result) for kind, section in SECTIONS.items() for name, result in read_results(results, kind).items()
-    ]
+    sections = []
+    for kind, section in SECTIONS.items():
+        sections += [section(name, result) for name, result in read_results(results, kind).items()]
     return HEAD + ("".join(sections) or NOTHING)
 
 
@@ -103,5 +103,5 @@ def _plot(name: str, result: Result, workload: str) -> str:
 
 def _markdown(table: Table) -> str:
     header, rows = table
-    align = ["---" if i < 2 else "---:" for i in range(len(header))]
+    align = ["---", *["---:"] * (len(header) - 1)]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (header, align, *rows)) + "\n"

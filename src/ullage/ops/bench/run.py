@@ -195,9 +195,7 @@ def describe_point(
     return {
         **asdict(point),
         "unit": point.unit,
-        "roofline": None
-        if limit is None
-        else {"limit": limit[0], "bound": limit[1], "share": ours / limit[0]},
+        "roofline": None if limit is None else {"limit": limit[0], "bound": limit[1], "share": ours / limit[0]},
         "results": {
             name: {
                 "median": result.median,

@@ -1,16 +1,16 @@
 """Scenarios: what is measured, as TOML files. An unknown key is an error.
 
-    description = "..."
-    include = ["standard"]        # workloads of other scenarios that come with Ullage, before its own
-    [engine]                      # settings of the engine that aren't given otherwise
-    max_num_seqs = 64
-    [[workload]]
-    name = "decode32_tok_s"
-    kind = "throughput"           # start | decode | throughput | prefill | memory
-    num_sequences = 32            # a list of values (also of prompt_tokens, kv_memory) is a point for each
-    prompt_tokens = 256
-    new_tokens = 128
-    repeats = 5
+description = "..."
+include = ["standard"]        # workloads of other scenarios that come with Ullage, before its own
+[engine]                      # settings of the engine that aren't given otherwise
+max_num_seqs = 64
+[[workload]]
+name = "decode32_tok_s"
+kind = "throughput"           # start | decode | throughput | prefill | memory
+num_sequences = 32            # a list of values (also of prompt_tokens, kv_memory) is a point for each
+prompt_tokens = 256
+new_tokens = 128
+repeats = 5
 """
 
 from __future__ import annotations

@@ -10,13 +10,14 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ullage.base.errors import EngineError
 from ullage.plan.machine import resident_bytes
 
-ANSWER_SECONDS = 600
+ANSWER_SECONDS = 1200
 """The longest that an engine may need for anything, its start included."""
 SAMPLE_SECONDS = 0.05
 CLOSE_SECONDS = 10
@@ -70,7 +71,7 @@ class ProcessSubject:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
         began = time.perf_counter()
         self._process = subprocess.Popen(
-            command, stdin=-1, stdout=-1, stderr=self._errors, text=True, start_new_session=True
+            command, stdin=-1, stdout=-1, stderr=self._errors, text=True, process_group=0
         )
         try:
             self._description = self._ask(opening)
@@ -117,19 +118,15 @@ class ProcessSubject:
             for stream in (self._process.stdin, self._process.stdout):
                 if stream is not None:
                     stream.close()
-            try:
+            with suppress(subprocess.TimeoutExpired):
                 self._process.wait(CLOSE_SECONDS)
-            except subprocess.TimeoutExpired:
-                pass
         self._signal(signal.SIGKILL)
         self._process.wait()
         self._errors.close()
 
     def _signal(self, number: signal.Signals) -> None:
-        try:
+        with suppress(ProcessLookupError):
             os.killpg(self._process.pid, number)  # it leads a group of its own
-        except ProcessLookupError:
-            pass
 
     def _ask(self, line: Mapping[str, Any]) -> dict[str, Any]:
         assert self._process.stdin is not None

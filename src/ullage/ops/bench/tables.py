@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
-from ullage.ops.bench.result import Result, best_peer, peer_names, ratio_to_best_peer
+from ullage.ops.bench.result import Result, peer_names, ratio_to_best_peer
 from ullage.ops.bench.run import OURS
 
 Table = tuple[list[str], list[list[str]]]
@@ -12,19 +14,28 @@ Table = tuple[list[str], list[list[str]]]
 
 
 def speed_table(points: Sequence[Result]) -> Table:
-    """A row for each point: ours, its share of the roofline, the peers, and ours against the best of them."""
+    """A column for each point: ours, its share of the roofline, the peers, and ours against the best of them."""
     peers = peer_names(points)
-    header = ["workload", "unit", OURS, "roofline", "share", "bound by", *peers]
-    rows = []
-    for point in points:
-        roofline = point["roofline"]
-        cells = [figure(roofline["limit"]), f"{roofline['share']:.0%}", roofline["bound"]] if roofline else ["", "", ""]
-        row = [point["name"], point["unit"], figure(point["results"][OURS]["median"]), *cells]
-        row += [figure(point["results"].get(name, {}).get("median")) for name in peers]
-        if peers:
-            row.append(_against_best(point))
-        rows.append(row)
-    return header + ["against the best peer"] * bool(peers), rows
+
+    def row(name: str, cell: Callable[[Result], str]) -> list[str]:
+        return [name, *[cell(point) for point in points]]
+
+    def of_roofline(key: str, text: Callable[[Any], str]) -> Callable[[Result], str]:
+        return lambda point: text(point["roofline"][key]) if point["roofline"] else ""
+
+    rows = [
+        row("unit", lambda point: point["unit"]),
+        row(OURS, lambda point: figure(point["results"][OURS]["median"])),
+        row("roofline", of_roofline("limit", figure)),
+        row("share of it", of_roofline("share", "{:.0%}".format)),
+        row("bound by", of_roofline("bound", str)),
+    ]
+    rows += [row(name, partial(_median_of, name)) for name in peers]
+    if peers:
+        rows.append(row(f"{OURS} / best peer", _against_best))
+    series = {point["workload"] for point in points}
+    corner = series.pop() if len(series) == 1 < len(points) else ""
+    return [corner, *[point["name"].removeprefix(f"{corner}-") for point in points]], rows
 
 
 def memory_table(points: Sequence[Result]) -> Table:
@@ -56,6 +67,10 @@ def figure(value: float | None) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
+def _median_of(name: str, point: Result) -> str:
+    return figure(point["results"].get(name, {}).get("median"))
+
+
 def _against_best(point: Result) -> str:
-    best, ratio = best_peer(point), ratio_to_best_peer(point)
-    return f"{ratio:.2f} × {best[0]}" if best and ratio else "no peer ran it"
+    ratio = ratio_to_best_peer(point)
+    return "–" if ratio is None else f"{ratio:.2f} ×"

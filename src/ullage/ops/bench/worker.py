@@ -1,4 +1,4 @@
-"""Our engine in a process of its own, driven as the peers are (``peer_driver.py``): ``python -m ullage.ops.bench.worker``.
+"""Our engine in a process of its own, driven as the peers are (``peer_driver.py``).
 
 Requests go through ``EngineClient.submit``, as those of the HTTP service do, but with token ids and without a text to
 be made of them.
@@ -18,7 +18,7 @@ from ullage.engine.client import EngineClient, GenerationRequest
 from ullage.engine.sampling_params import SamplingParams
 from ullage.models.dummy_model import DummyModel
 from ullage.models.open_model import open_model
-from ullage.ops.bench.peer_driver import Describe, Generate, Prompts, answer_lines
+from ullage.ops.bench.peer_driver import Describe, Generate, Prepare, Prompts, answer_lines
 from ullage.plan.machine import resident_bytes
 
 Clock = Callable[[], float]
@@ -45,7 +45,7 @@ async def generate_all(
     return times[0][1] - times[0][0] if len(prompts) == 1 else None
 
 
-def load(opening: Mapping[str, Any]) -> tuple[Generate, Describe]:
+def load(opening: Mapping[str, Any]) -> tuple[Prepare, Describe]:
     """As ``peer_driver.Load``; ``options`` are the fields of ``EngineOptions``."""
     path = Path(opening["model"])
     model = DummyModel(path) if opening["dummy"] else open_model(path)
@@ -56,10 +56,10 @@ def load(opening: Mapping[str, Any]) -> tuple[Generate, Describe]:
     loop = asyncio.new_event_loop()
     loop.run_until_complete(built.engine.start())
 
-    def generate(prompts: Prompts, new_tokens: int) -> float | None:
-        return loop.run_until_complete(generate_all(built.engine, prompts, new_tokens))
+    def prepare(prompts: Prompts, new_tokens: int) -> Generate:
+        return lambda: loop.run_until_complete(generate_all(built.engine, prompts, new_tokens))
 
-    return generate, lambda: describe(built)
+    return prepare, lambda: describe(built)
 
 
 def describe(built: AssembledEngine) -> dict[str, Any]:
