@@ -83,67 +83,72 @@ def load_openvino(opening: Mapping[str, Any]) -> tuple[Prepare, Describe]:
     return prepare, lambda: {"version": version("openvino-genai")}
 
 
-def load_llamacpp(opening: Mapping[str, Any]) -> tuple[Prepare, Describe]:
+class LlamaCpp:
     """Through the low-level calls: the binding's own class decodes one sequence at a time."""
-    cpp = import_module("llama_cpp")
-    cpp.llama_backend_init()
-    model = cpp.llama_model_load_from_file(opening["model"].encode(), cpp.llama_model_default_params())
-    if not model:
-        raise RuntimeError("it can't load the model")
-    sampler = cpp.llama_sampler_init_greedy()
-    batch = cpp.llama_batch_init(STEP_TOKENS, 0, 1)
-    held: dict[tuple[int, int], Any] = {}
 
-    def context_for(num_sequences: int, num_tokens: int) -> Any:
-        """Emptied. One of another shape than the last is made anew."""
-        key = (num_sequences, -(-num_tokens // 256) * 256)
-        if key not in held:
-            for context in held.values():
-                cpp.llama_free(context)
-            held.clear()
+    def __init__(self, opening: Mapping[str, Any]) -> None:
+        self._cpp = cpp = import_module("llama_cpp")
+        cpp.llama_backend_init()
+        self._model = cpp.llama_model_load_from_file(opening["model"].encode(), cpp.llama_model_default_params())
+        if not self._model:
+            raise RuntimeError("it can't load the model")
+        self._threads = opening["threads"]
+        self._sampler = cpp.llama_sampler_init_greedy()
+        self._batch = cpp.llama_batch_init(STEP_TOKENS, 0, 1)
+        self._shape = (0, 0)
+        self._context: Any = None
+
+    def prepare(self, prompts: Prompts, new_tokens: int) -> Generate:
+        length = len(prompts[0])
+        total = length + new_tokens
+        self._empty_context(len(prompts), total)
+        self._run([(1, 0, sequence, True) for sequence in range(len(prompts))])  # warms it
+        self._empty_context(len(prompts), total)
+        rows = [(t, p, s, p == length - 1) for s, prompt in enumerate(prompts) for p, t in enumerate(prompt)]
+
+        def generate() -> float | None:
+            tokens = self._run(rows)
+            began = time.perf_counter()
+            for position in range(length, total - 1):
+                tokens = self._run([(token, position, sequence, True) for sequence, token in tokens.items()])
+            return time.perf_counter() - began if len(prompts) == 1 else None
+
+        return generate
+
+    def _empty_context(self, num_sequences: int, num_tokens: int) -> None:
+        """One of another shape than the last is made anew."""
+        cpp, shape = self._cpp, (num_sequences, -(-num_tokens // 256) * 256)
+        if shape != self._shape:
+            if self._context:
+                cpp.llama_free(self._context)
             params = cpp.llama_context_default_params()
-            params.n_seq_max, params.n_ctx = num_sequences, key[0] * key[1]
+            params.n_seq_max, params.n_ctx = num_sequences, shape[0] * shape[1]
             params.n_batch = params.n_ubatch = STEP_TOKENS
-            params.n_threads = params.n_threads_batch = opening["threads"]
-            held[key] = cpp.llama_init_from_model(model, params)
-            if not held[key]:
+            params.n_threads = params.n_threads_batch = self._threads
+            self._context, self._shape = cpp.llama_init_from_model(self._model, params), shape
+            if not self._context:
                 raise RuntimeError("it can't make a context")
-        cpp.llama_memory_clear(cpp.llama_get_memory(held[key]), False)
-        return held[key]
+        cpp.llama_memory_clear(cpp.llama_get_memory(self._context), False)
 
-    def run(context: Any, rows: Sequence[tuple[int, int, int, bool]]) -> dict[int, int]:
+    def _run(self, rows: Sequence[tuple[int, int, int, bool]]) -> dict[int, int]:
         """Runs (token, position, sequence, wants the next token) rows; next tokens by sequence."""
-        chosen = {}
+        cpp, batch, chosen = self._cpp, self._batch, {}
         for start in range(0, len(rows), STEP_TOKENS):
             piece = rows[start : start + STEP_TOKENS]
             batch.n_tokens = len(piece)
             for i, (token, position, sequence, wanted) in enumerate(piece):
                 batch.token[i], batch.pos[i], batch.logits[i] = token, position, wanted
                 batch.n_seq_id[i], batch.seq_id[i][0] = 1, sequence
-            if cpp.llama_decode(context, batch):
+            if cpp.llama_decode(self._context, batch):
                 raise RuntimeError("llama_decode failed")
             for i, (_, _, sequence, wanted) in enumerate(piece):
                 if wanted:
-                    chosen[sequence] = cpp.llama_sampler_sample(sampler, context, i)
+                    chosen[sequence] = cpp.llama_sampler_sample(self._sampler, self._context, i)
         return chosen
 
-    def prepare(prompts: Prompts, new_tokens: int) -> Generate:
-        length = len(prompts[0])
-        total = length + new_tokens
-        run(context_for(len(prompts), total), [(1, 0, sequence, True) for sequence in range(len(prompts))])  # warms it
-        context = context_for(len(prompts), total)
-        rows = [(t, p, s, p == length - 1) for s, prompt in enumerate(prompts) for p, t in enumerate(prompt)]
 
-        def generate() -> float | None:
-            tokens = run(context, rows)
-            began = time.perf_counter()
-            for position in range(length, total - 1):
-                tokens = run(context, [(token, position, sequence, True) for sequence, token in tokens.items()])
-            return time.perf_counter() - began if len(prompts) == 1 else None
-
-        return generate
-
-    return prepare, lambda: {"version": f"llama-cpp-python {version('llama-cpp-python')}"}
+def load_llamacpp(opening: Mapping[str, Any]) -> tuple[Prepare, Describe]:
+    return LlamaCpp(opening).prepare, lambda: {"version": f"llama-cpp-python {version('llama-cpp-python')}"}
 
 
 def load_vllm(opening: Mapping[str, Any]) -> tuple[Prepare, Describe]:

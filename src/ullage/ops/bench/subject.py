@@ -72,7 +72,7 @@ class ProcessSubject:
         began = time.perf_counter()
         self._process = subprocess.Popen(
             command, stdin=-1, stdout=-1, stderr=self._errors, text=True, process_group=0
-        )
+        )  # a group of its own, which the system wakes and ends if we are killed while it is stopped
         try:
             self._description = self._ask(opening)
         except BaseException:
@@ -113,13 +113,13 @@ class ProcessSubject:
 
     def close(self) -> None:
         """Ends it, and what it started."""
-        if self._process.poll() is None:
-            self._signal(signal.SIGCONT)
-            for stream in (self._process.stdin, self._process.stdout):
-                if stream is not None:
+        self._signal(signal.SIGCONT)
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                with suppress(BrokenPipeError):
                     stream.close()
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(CLOSE_SECONDS)
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(CLOSE_SECONDS)
         self._signal(signal.SIGKILL)
         self._process.wait()
         self._errors.close()

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ullage.base.config import settings_from_arguments
+from ullage.base.errors import EngineError
 from ullage.engine.build import AssembledEngine, EngineOptions, assemble_engine
 from ullage.engine.client import EngineClient, GenerationRequest
 from ullage.engine.sampling_params import SamplingParams
@@ -27,22 +28,29 @@ Clock = Callable[[], float]
 async def generate_all(
     engine: EngineClient, prompts: Prompts, new_tokens: int, clock: Clock = time.perf_counter
 ) -> float | None:
-    """Runs all prompts at once, greedily. Returns the seconds from a single sequence's first token to its last.
+    """Runs all prompts at once, greedily. Returns the seconds from a single sequence's first token to its last, None
+    where that can't be told.
 
     :raises UllageError: a request was refused or failed
     """
     sampling = SamplingParams(temperature=0, max_tokens=new_tokens, ignore_eos=True)
 
-    async def first_and_last(prompt: tuple[int, ...]) -> tuple[float, float]:
-        arrivals = []
+    async def decode_seconds(prompt: tuple[int, ...]) -> float | None:
+        arrivals: list[tuple[float, int]] = []  # of outputs, with the tokens until then
+        num_tokens = 0
         async for output in engine.submit(GenerationRequest(prompt, sampling)):
             if output.error is not None:
                 raise output.error
-            arrivals.append(clock())
-        return arrivals[0], arrivals[-1]
+            num_tokens += len(output.token_ids)
+            arrivals.append((clock(), num_tokens))
+        (first, num_first), (last, _) = arrivals[0], arrivals[-1]
+        if num_tokens != new_tokens:
+            raise EngineError(f"it generated {num_tokens} tokens, not {new_tokens}")
+        # An output bears more than one token when the reader was late.
+        return (last - first) * (new_tokens - 1) / (new_tokens - num_first) if num_first < new_tokens else None
 
-    times = await asyncio.gather(*[first_and_last(tuple(prompt)) for prompt in prompts])
-    return times[0][1] - times[0][0] if len(prompts) == 1 else None
+    seconds = await asyncio.gather(*[decode_seconds(tuple(prompt)) for prompt in prompts])
+    return seconds[0] if len(prompts) == 1 else None
 
 
 def load(opening: Mapping[str, Any]) -> tuple[Prepare, Describe]:

@@ -39,6 +39,27 @@ async def test_decoding_lasts_from_the_first_token_to_the_last():
     assert (request.sampling.temperature, request.sampling.ignore_eos) == (0, True)
 
 
+async def test_tokens_that_came_together_are_not_taken_for_one():
+    class InPairs(KnownEngine):
+        async def submit(self, request):
+            for i in range(0, request.sampling.max_tokens, 2):
+                self.now += 0.5 if i else 3.0
+                yield GenerationOutput("", (1, 1), (), 1, num_cached_tokens=0, num_output_tokens=i)
+
+    engine = InPairs()
+    assert await generate_all(engine, [[1]], 6, engine.clock) == pytest.approx(5 * 0.25)
+    assert await generate_all(engine, [[1]], 2, engine.clock) is None
+
+
+async def test_an_output_of_another_length_is_no_measurement():
+    class Short(KnownEngine):
+        async def submit(self, request):
+            yield GenerationOutput("", (1,), (), 1, num_cached_tokens=0, num_output_tokens=1)
+
+    with pytest.raises(EngineError, match="1 tokens, not 5"):
+        await generate_all(Short(), [[1]], 5)
+
+
 async def test_of_several_sequences_no_time_is_told():
     engine = KnownEngine()
     assert await generate_all(engine, [[1], [2]], 5, engine.clock) is None
@@ -62,7 +83,7 @@ async def test_a_real_engine_runs_and_describes_itself(tmp_path):
     built = assemble_engine(model, None, EngineOptions(runner="numpy", kv_memory=1 << 20))
     model.close()
     await built.engine.start()
-    assert await generate_all(built.engine, [[1, 2, 3]], 4) > 0
+    assert await generate_all(built.engine, [[1, 2, 3], [4, 5, 6]], 4) is None
     described = describe(built)
     await built.engine.stop()
     accounts = described["accounts"]
