@@ -1,7 +1,7 @@
 """Our engine in a process of its own, driven as the peers are (``peer_driver.py``).
 
-Requests go through ``EngineClient.submit``, as those of the HTTP service do, but with token ids and without a text to
-be made of them.
+Requests go through ``EngineClient.submit``, as those of the HTTP service do; text is made of their tokens where the
+model has a tokenizer.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ def load(opening: Mapping[str, Any]) -> tuple[Prepare, Describe]:
     path = Path(opening["model"])
     model = DummyModel(path) if opening["dummy"] else open_model(path)
     try:
-        built = assemble_engine(model, None, settings_from_arguments(EngineOptions, opening["options"]))
+        tokenizer = None if opening["dummy"] else model.tokenizer()
+        built = assemble_engine(model, tokenizer, settings_from_arguments(EngineOptions, opening["options"]))
     finally:
         model.close()
     loop = asyncio.new_event_loop()
