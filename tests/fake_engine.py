@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 from ullage.engine.core import EngineCore
 from ullage.engine.fake_runner import FakeRunner
@@ -24,10 +25,12 @@ def make_core(
     max_num_seqs: int = 4,
     max_num_batched_tokens: int = 16,
     max_waiting_requests: int = 8,
+    target_itl_ms: int = 0,
     enable_prefix_caching: bool = True,
     eos_probability: float = 0.0,
     seed: int = 0,
     runner_class: type[FakeRunner] = FakeRunner,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> EngineCore:
     runner = runner_class(
         num_blocks=num_blocks,
@@ -39,11 +42,12 @@ def make_core(
     return EngineCore(
         runner,
         KVCacheConfig(num_blocks, block_size, TOKEN_BYTES, enable_prefix_caching),
-        SchedulerConfig(max_model_len, max_num_seqs, max_num_batched_tokens, max_waiting_requests),
+        SchedulerConfig(max_model_len, max_num_seqs, max_num_batched_tokens, max_waiting_requests, target_itl_ms),
         ledger=MemoryLedger({"kv_pool": num_blocks * block_size * TOKEN_BYTES}),
         vocab_size=VOCAB_SIZE,
         eos_token_ids=[EOS_TOKEN_ID],
         seed=seed,
+        clock=clock,
     )
 
 

@@ -2,7 +2,7 @@
 
 There is no prefill phase and no decode phase: ``num_computed_tokens`` of a request catches up with its tokens, a chunk
 at a time for a long prompt, one token at a time after that. A prefix hit, and the way back after a preemption, only
-begin elsewhere. In one step:
+begin elsewhere. In one step, of as many tokens as ``step_budget.py`` allows:
 
 1. Each running request, the oldest first, runs at least one token: nobody who holds blocks ever stands still. Tokens
    left over in the step go to prompts, half of them to each in its turn; what is left in the end, to the newest of
@@ -25,6 +25,7 @@ from ullage.base.errors import ConfigError
 from ullage.engine.kv_cache import KVCacheManager
 from ullage.engine.request import Request, RequestStatus, TokenOutput
 from ullage.engine.step import SampledToken, ScheduledRequest, ScheduledStep
+from ullage.engine.step_budget import StepBudget
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +40,15 @@ class SchedulerConfig:
     """Tokens in one step at most; at least ``max_num_seqs``, so that every running request gets one."""
     max_waiting_requests: int = 256
     """Requests accepted beyond ``max_num_seqs``; one more is refused."""
+    target_itl_ms: int = 100
+    """Milliseconds between the tokens of a running stream to stay under while prompts are read; 0: no target."""
 
     def __post_init__(self) -> None:
         for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "max_waiting_requests"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.target_itl_ms < 0:
+            raise ConfigError(f"target_itl_ms must be at least 0, got {self.target_itl_ms}")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) is below max_num_seqs ({self.max_num_seqs})",
@@ -80,6 +85,7 @@ class Scheduler:
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.counters = SchedulerCounters()
+        self.step_budget = StepBudget(config.target_itl_ms / 1000, config.max_num_batched_tokens)
 
     def add(self, request: Request) -> None:
         """Appends a request that passed ``RequestLimits``; ids must rise."""
@@ -103,7 +109,8 @@ class Scheduler:
     def schedule(self) -> ScheduledStep:
         """What to run next; empty only when there is nothing to do."""
         num_tokens: dict[Request, int] = {}
-        spare = self._step_budget() - len(self.running)  # one token is set aside for each
+        budget = self.step_budget.num_tokens(self.running, self.waiting)
+        spare = budget - len(self.running)  # one token is set aside for each
         num_preemptions = self.counters.num_preemptions
 
         for request in self.running:  # preemption only takes from the end, where this loop hasn't been
@@ -140,10 +147,6 @@ class Scheduler:
                 outputs.append(self._append(request, token))
         assert next(answers, None) is None, "the runner sampled more than was asked for"
         return outputs
-
-    def _step_budget(self) -> int:
-        """Tokens to run in this step, at least ``max_num_seqs``. The seam for a budget measured in time."""
-        return self.config.max_num_batched_tokens
 
     def _make_room_for(self, request: Request) -> bool:
         """Preempts the newest until the request has the block it needs; False when that was the request itself."""

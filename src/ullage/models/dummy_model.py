@@ -61,8 +61,15 @@ class DummyModel:
             np.multiply(self._block[start : start + len(piece)], scale, out=piece)
         return values.reshape(count, k)
 
+    def stored_type(self, name: str) -> str:
+        """As such models are published."""
+        return "BF16"
+
+    def read_stored_rows(self, name: str, first: int, count: int) -> NDArray[np.uint8]:
+        raise ModelFileError(f"{self.path}: {name} is random, it isn't stored in blocks")
+
     def stored_bytes(self) -> int:
-        """What the tensors would take in bf16, as such models are published."""
+        """What the tensors would take in bf16."""
         return sum(2 * math.prod(shape) for shape in self._shapes.values())
 
     def tokenizer(self) -> Tokenizer:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -16,9 +17,10 @@ from tests.fake_engine import EOS_TOKEN_ID, make_core
 from ullage.base.errors import ContextLengthError, KVCapacityError
 from ullage.engine.core import EngineCore
 from ullage.engine.fake_runner import FakeRunner
-from ullage.engine.request import TokenOutput
+from ullage.engine.request import Request, TokenOutput
 from ullage.engine.sampling_params import SamplingParams
 from ullage.engine.step import SampledToken, ScheduledStep
+from ullage.engine.step_budget import StepBudget
 
 MAX_TOKENS = 25
 
@@ -45,6 +47,17 @@ class InterruptedRunner(FakeRunner):
         return sampled
 
 
+class RandomBudget(StepBudget):
+    """Anything that keeps everybody going."""
+
+    def __init__(self, numbers: random.Random, max_num_tokens: int) -> None:
+        super().__init__(0, max_num_tokens)
+        self.random = numbers
+
+    def num_tokens(self, running: Sequence[Request], waiting: Sequence[Request]) -> int:
+        return self.random.randint(max(1, len(running)), self.max_num_tokens)
+
+
 class Trace:
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -54,7 +67,9 @@ class Trace:
         longest = self.random.choice([0, 4, 30])
         self.core = self._core(longest + 6 + MAX_TOKENS)
         self.core.runner.interrupt = self._maybe_abort
-        self.core.runner.max_num_batched_tokens = self.core.scheduler.config.max_num_batched_tokens
+        max_num_tokens = self.core.runner.max_num_batched_tokens = self.core.scheduler.config.max_num_batched_tokens
+        if self.random.random() < 0.5:
+            self.core.scheduler.step_budget = RandomBudget(self.random, max_num_tokens)
         self.abort_probability = self.random.choice([0.0, 0.02, 0.1])
         self.arrival_probability = self.random.choice([0.2, 0.7, 0.95])
         self.prefixes = [self._token_ids(self.random.randint(0, longest)) for _ in range(3)]

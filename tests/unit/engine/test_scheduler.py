@@ -191,6 +191,12 @@ def test_an_impossible_setting_is_refused(name):
         SchedulerConfig(**{"max_model_len": 10, name: 0})
 
 
+def test_a_negative_target_is_refused_and_zero_is_none():
+    with pytest.raises(ConfigError, match="target_itl_ms must be at least 0, got -1"):
+        SchedulerConfig(10, target_itl_ms=-1)
+    assert SchedulerConfig(10, target_itl_ms=0).target_itl_ms == 0
+
+
 def test_a_step_must_have_a_token_for_each_running_request():
     with pytest.raises(ConfigError, match=r"max_num_batched_tokens \(3\) is below max_num_seqs \(4\)"):
         SchedulerConfig(10, max_num_seqs=4, max_num_batched_tokens=3)

@@ -61,9 +61,12 @@ def test_matrices_differ_and_follow_from_the_seed(path):
     assert not np.array_equal(q, one.read_tensor("layers.1.q"))
 
 
-def test_there_is_no_text(path):
+def test_there_is_no_text_and_nothing_stored(path):
     model = DummyModel(path)
     assert model.chat_template() is None
+    assert model.stored_type("embed") == "BF16"
+    with pytest.raises(ModelFileError, match="random"):
+        model.read_stored_rows("embed", 0, 1)
     with pytest.raises(ModelFileError, match="no tokenizer"):
         model.tokenizer()
     model.close()

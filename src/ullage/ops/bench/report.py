@@ -22,6 +22,7 @@ run: compare within a table only.
 ```bash
 make bench                                              # the standard scenario on SmolLM2
 ullage bench engine MODEL --scenario full --output benchmarks/results
+ullage accuracy MODEL --output benchmarks/results       # divergence from the float32 reference
 ullage bench report                                     # writes this page and its plots anew
 ```
 
@@ -83,7 +84,34 @@ def engine_section(name: str, result: Result) -> str:
     return "\n".join(line for line in lines if line)
 
 
-SECTIONS: Mapping[str, Callable[[str, Result], str]] = {"engine": engine_section}
+def accuracy_section(name: str, result: Result) -> str:
+    """One run of ``ullage accuracy``."""
+    text = result["text"]
+    header = ["engine, weights, KV, fed as", "KL mean", "KL p99", "KL max", "top-1", "perplexity"]
+    rows = []
+    for measured in result["results"]:
+        formats, accuracy = measured["formats"], measured["accuracy"]
+        how = [
+            measured["engine"],
+            formats.get("weight_type"),
+            formats.get("kv_cache_dtype", "bf16"),
+            measured["feeding"],
+        ]
+        keys = ("mean_divergence", "p99_divergence", "max_divergence")
+        row = [", ".join(filter(None, how)), *[f"{accuracy[key]:.6f}" for key in keys]]
+        rows.append([*row, f"{accuracy['top1_agreement']:.2%}", f"{accuracy['perplexity']:.4f}"])
+    lines = [
+        f"\n## {result['model']['name']}, accuracy, {result['date'][:10]}\n",
+        f"`{result['command']}`\n",
+        f"The next-token distribution against that of the float32 reference (perplexity "
+        f"{result['reference_perplexity']:.4f}), in nats, over {text['num_rows']:,} tokens of "
+        f"{', '.join(text['names'])}. [Result file](benchmarks/results/{name}.json).\n",
+        _markdown((header, rows)),
+    ]
+    return "\n".join(lines)
+
+
+SECTIONS: Mapping[str, Callable[[str, Result], str]] = {"engine": engine_section, "accuracy": accuracy_section}
 """Kind of result file: what the page says of one."""
 
 
