@@ -61,11 +61,11 @@ class DummyModel:
             np.multiply(self._block[start : start + len(piece)], scale, out=piece)
         return values.reshape(count, k)
 
-    def stored_type(self, name: str) -> str:
+    def stored_type(self, name: str) -> str:  # noqa: ARG002 - all are alike
         """As such models are published."""
         return "BF16"
 
-    def read_stored_rows(self, name: str, first: int, count: int) -> NDArray[np.uint8]:
+    def read_stored_rows(self, name: str, first: int, count: int) -> NDArray[np.uint8]:  # noqa: ARG002
         raise ModelFileError(f"{self.path}: {name} is random, it isn't stored in blocks")
 
     def stored_bytes(self) -> int:
