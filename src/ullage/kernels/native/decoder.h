@@ -125,8 +125,8 @@ struct Decoder {
 // `next_item` hands out the items of attention, which differ in cost.
 using StepFunction = void (*)(const Decoder&, const Batch&, Barrier&, std::atomic<int>& next_item, int thread);
 
-// Dot products from register to register (roofline.inl); returns the number of operations.
-using PeakFunction = double (*)(WeightType, int64_t rounds);
+// Dot products from register to register (roofline.inl), in bf16 or whole numbers; returns the number of operations.
+using PeakFunction = double (*)(bool bf16, int64_t rounds);
 
 struct Isa {
   const char* name;

@@ -85,7 +85,6 @@ double peak_operations(const std::string& isa, const std::string& weight_type, i
   const int count = available_isas(found);
   const Isa* const* wanted = std::find_if(found, found + count, [&](const Isa* other) { return isa == other->name; });
   if (wanted == found + count) throw std::invalid_argument("this processor doesn't have the instruction set asked for");
-  const WeightType type = weight_type == "bf16" ? WeightType::bf16 : WeightType::int8;
   constexpr int64_t kRounds = 400'000;  // some milliseconds
   double best = 0;
   for (int attempt = 0; attempt < 8; ++attempt) {
@@ -93,7 +92,7 @@ double peak_operations(const std::string& isa, const std::string& weight_type, i
     on_threads(num_threads, [&](int thread) {
       together.arrive_and_wait();
       const Clock::time_point began = Clock::now();
-      const double operations = (*wanted)->peak_loop(type, kRounds);
+      const double operations = (*wanted)->peak_loop(weight_type == "bf16", kRounds);
       together.arrive_and_wait();
       if (thread == 0) best = std::max(best, operations * num_threads / seconds_since(began));
     });

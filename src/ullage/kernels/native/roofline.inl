@@ -1,18 +1,49 @@
 // Dot products from register to register, as fast as they go. Included by the isa_*.cpp files after step.inl, whose
 // choice of instructions it repeats.
 
-// Runs `rounds` rounds of independent products; returns how many operations these were.
+#if defined(ULLAGE_TILES) && ULLAGE_TILES == 1
+// Four products of 16 x 32 and 32 x 16 bf16 on tiles, as the kernels arrange them. Returns how many operations.
+static double tile_loop(int64_t rounds) {
+  struct alignas(64) {
+    uint8_t palette = 1, start_row = 0, reserved[14] = {};
+    uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+    uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+  } config;
+  asm volatile("" : : "r"(&config) : "memory");  // the intrinsic doesn't say that it reads all of it
+  _tile_loadconfig(&config);
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  _tile_zero(4);
+  _tile_zero(5);
+  _tile_zero(6);
+  _tile_zero(7);
+  for (int64_t round = 0; round < rounds; ++round) {
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
+  }
+  _tile_release();
+  return static_cast<double>(rounds) * 4 * 2.0 * 16 * 16 * 32;
+}
+#endif
+
+// Runs `rounds` rounds of independent products, in bf16 or in whole numbers; returns how many operations these were.
 #if ULLAGE_DOT_PRODUCTS
 constexpr int kChains = 16;  // more than latency times instructions a cycle
 
-static double peak_loop(WeightType type, int64_t rounds) {
+static double peak_loop(bool bf16, int64_t rounds) {
+#if defined(ULLAGE_TILES) && ULLAGE_TILES == 1
+  if (bf16) return tile_loop(rounds);
+#endif
   __m512i x = _mm512_set1_epi32(1), w = _mm512_set1_epi32(2);
   __m512i whole[kChains] = {};
   __m512 real[kChains] = {};
   // Unknown to the compiler: it would take equal sums for one, and constant products out of the loop.
   asm volatile("" : "+v"(x), "+v"(w));
   for (int i = 0; i < kChains; ++i) asm volatile("" : "+v"(whole[i]), "+v"(real[i]));
-  const bool bf16 = type == WeightType::bf16;
   for (int64_t round = 0; round < rounds; ++round) {
     if (bf16) {
       for (int i = 0; i < kChains; ++i) real[i] = _mm512_dpbf16_ps(real[i], (__m512bh)x, (__m512bh)w);
@@ -27,7 +58,7 @@ static double peak_loop(WeightType type, int64_t rounds) {
 constexpr int kChains = ULLAGE_LANES == 16 ? 16 : 12;
 
 // Weights of every type are widened to float32 here.
-static double peak_loop(WeightType, int64_t rounds) {
+static double peak_loop(bool, int64_t rounds) {
   volatile float unknown = 1e-9f;  // to the compiler: it would take equal sums for one
   const Vec x = splat(unknown), w = splat(unknown);
   Vec sums[kChains];

@@ -57,6 +57,8 @@ def measure_peaks(num_threads: int) -> dict[str, dict[str, float]]:
 
 
 def machine_of(read_bytes_per_second: float, peaks: dict[str, dict[str, float]], weight_type: str) -> Machine:
-    """The peak is that of the best instruction set. Weights that are stored in whole numbers can be multiplied so."""
-    kind = "bf16" if weight_type == "bf16" else "int8"
-    return Machine(read_bytes_per_second, max(kinds[kind] for kinds in peaks.values()))
+    """The peak is that of the best instruction set. Weights stored in whole numbers can be multiplied as such or in
+    bf16, whichever is faster; bf16 weights only as they are.
+    """
+    kinds = ("bf16",) if weight_type == "bf16" else PEAK_TYPES
+    return Machine(read_bytes_per_second, max(peak[kind] for peak in peaks.values() for kind in kinds))
