@@ -10,10 +10,11 @@ from ullage.engine.fake_runner import FakeRunner
 from ullage.engine.kv_cache import KVCacheConfig
 from ullage.engine.request import TokenOutput
 from ullage.engine.scheduler import SchedulerConfig
+from ullage.plan.block_demand import BlockDemand
 from ullage.plan.ledger import MemoryLedger
 
 VOCAB_SIZE = 128
-TOKEN_BYTES = 8
+SLOT_BYTES = 8
 EOS_TOKEN_ID = 127
 
 
@@ -21,6 +22,7 @@ def make_core(
     *,
     num_blocks: int = 16,
     block_size: int = 4,
+    windows: tuple[int | None, ...] = (None,),
     max_model_len: int = 1000,
     max_num_seqs: int = 4,
     max_num_batched_tokens: int = 16,
@@ -36,14 +38,16 @@ def make_core(
         num_blocks=num_blocks,
         block_size=block_size,
         vocab_size=VOCAB_SIZE,
+        windows=windows,
         eos_token_id=EOS_TOKEN_ID,
         eos_probability=eos_probability,
     )
+    demand = BlockDemand(block_size, windows, max_num_batched_tokens)
     return EngineCore(
         runner,
-        KVCacheConfig(num_blocks, block_size, TOKEN_BYTES, enable_prefix_caching),
+        KVCacheConfig(num_blocks, demand, SLOT_BYTES, enable_prefix_caching),
         SchedulerConfig(max_model_len, max_num_seqs, max_num_batched_tokens, max_waiting_requests, target_itl_ms),
-        ledger=MemoryLedger({"kv_pool": num_blocks * block_size * TOKEN_BYTES}),
+        ledger=MemoryLedger({"kv_pool": num_blocks * block_size * SLOT_BYTES}),
         vocab_size=VOCAB_SIZE,
         eos_token_ids=[EOS_TOKEN_ID],
         seed=seed,

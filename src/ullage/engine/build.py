@@ -135,7 +135,7 @@ def assemble_engine(model: ModelFile, tokenizer: Tokenizer | None, options: Engi
         options.max_waiting_requests,
         options.target_itl_ms,
     )
-    kv_config = KVCacheConfig(plan.num_blocks, plan.block_size, plan.token_bytes, options.enable_prefix_caching)
+    kv_config = KVCacheConfig(plan.num_blocks, plan.demand, plan.slot_bytes, options.enable_prefix_caching)
     ledger = MemoryLedger(plan.planned_bytes())
     runner = _build_runner(model, ledger, plan, plan_request)
     ledger.check_complete()

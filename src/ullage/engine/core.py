@@ -47,9 +47,7 @@ class EngineCore:
         self.runner = runner
         self.ledger = ledger
         self.scheduler = Scheduler(scheduler_config, KVCacheManager(kv_config, ledger))
-        self.limits = RequestLimits(
-            scheduler_config.max_model_len, kv_config.num_blocks, kv_config.block_size, vocab_size
-        )
+        self.limits = RequestLimits(scheduler_config.max_model_len, kv_config.num_blocks, kv_config.demand, vocab_size)
         self._eos_token_ids = frozenset(eos_token_ids)
         self._seeds = random.Random(seed)
         self._clock = clock
@@ -94,7 +92,7 @@ class EngineCore:
 
     def check_integrity(self) -> None:
         """:raises EngineError: blocks, tables and ledger don't agree (a bug)"""
-        self.scheduler.kv_cache.check_integrity(request.block_ids for request in self.scheduler.running)
+        self.scheduler.kv_cache.check_integrity(self.scheduler.running)
 
     def close(self) -> None:
         """Ends all requests without output, then frees the runner's memory."""

@@ -9,8 +9,8 @@ begin elsewhere. In one step, of as many tokens as ``step_budget.py`` allows:
    them that can use it. A request that needs a block when none is free takes those of the newest, which
    goes back to the front of the queue and is computed again later, its output kept. So the oldest always gets on, and
    in the end everyone.
-2. Waiting requests are admitted in the order they came, with blocks for all tokens they have: a prefill once begun
-   never lacks one. Not in a step that preempted.
+2. Waiting requests are admitted in the order they came, with blocks for all tokens they have, or as many as a sliding
+   window lets them hold: from then on a prefill takes only as many as it gives back. Not in a step that preempted.
 
 So ``running`` followed by ``waiting`` is always in the order of arrival.
 """
@@ -163,7 +163,7 @@ class Scheduler:
 
     def _admit_next(self) -> bool:
         """Moves the first waiting request to the running ones, if there is a seat and enough blocks for it and one more
-        for each of the others: it shouldn't be preempted as soon as they grow.
+        (of each layer group) for each of the others: it shouldn't be preempted as soon as they grow.
         """
         if not self.waiting or len(self.running) >= self.config.max_num_seqs:
             return False
@@ -228,7 +228,7 @@ def _scheduled(request: Request, num_tokens: int) -> ScheduledRequest:
         request_id=request.request_id,
         token_ids=request.token_ids[start : start + num_tokens],
         num_computed_tokens=start,
-        block_ids=request.block_ids,
+        block_tables=request.block_tables,
         sampling=request.sampling,
         seed=request.seed,
         needs_logits=num_tokens == request.num_pending_tokens,

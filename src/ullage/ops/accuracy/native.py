@@ -12,6 +12,7 @@ import numpy as np
 from ullage.engine.build import EngineOptions, make_plan_request, plan_engine
 from ullage.engine.native_runner import NativeRunner
 from ullage.kernels.reference import Floats
+from ullage.models.layer_groups import layer_groups
 from ullage.models.model_file import ModelFile
 from ullage.ops.accuracy.feeding import Feeding, Step
 from ullage.ops.accuracy.formats import Formats
@@ -20,7 +21,7 @@ from ullage.plan.ledger import MemoryLedger
 
 
 def blocks_of(pieces: Pieces, block_size: int) -> int:
-    """KV blocks that the longest piece needs."""
+    """KV blocks that the longest piece needs in each layer group."""
     return -(-pieces.longest // block_size)
 
 
@@ -42,7 +43,8 @@ class NativeLogits(NativeRunner):
         self.engine = f"ullage {self._decoder.isa}"
         self.formats = formats
         self._pieces = pieces
-        self._blocks_per_sequence = blocks_of(pieces, block_size)
+        self._blocks_per_table = blocks_of(pieces, block_size)
+        self._num_groups = len(layer_groups(model.spec))
 
     def run(self, feeding: Feeding) -> Iterator[Floats]:
         for step in feeding.steps:
@@ -55,13 +57,14 @@ class NativeLogits(NativeRunner):
         assert self._decoder is not None
         token_ids = [id_ for part in step for id_ in self._pieces.token_ids[part.piece][part.start : part.stop]]
         measured = np.repeat([part.measured for part in step], [part.num_rows for part in step])
-        blocks = self._blocks_per_sequence
+        length, groups = self._blocks_per_table, self._num_groups
+        tables = [part.sequence * groups + group for group in range(groups) for part in step]
         return self._decoder.step(
             np.array(token_ids, np.int32),
             np.array([position for part in step for position in range(part.start, part.stop)], np.int32),
             np.array([0, *accumulate(part.num_rows for part in step)], np.int32),
-            np.array([part.sequence * blocks + i for part in step for i in range(blocks)], np.int32),
-            np.arange(len(step), dtype=np.int32) * np.int32(blocks),
+            np.array([table * length + i for table in tables for i in range(length)], np.int32),
+            np.arange(len(tables), dtype=np.int32) * np.int32(length),
             np.flatnonzero(measured).astype(np.int32),
         )
 
@@ -87,8 +90,9 @@ def native_logits(
     # pool needs to hold only those that run side by side.
     smallest = make_plan_request(replace(options, max_num_seqs=1, kv_memory=None), "native")
     block_bytes = plan_engine(model.spec, smallest).block_bytes
-    num_blocks = blocks_of(pieces, options.block_size) * max(feeding.num_sequences for feeding in feedings)
-    request = make_plan_request(replace(options, kv_memory=num_blocks * block_bytes), "native")
+    num_tables = max(feeding.num_sequences for feeding in feedings) * len(layer_groups(model.spec))
+    kv_memory = num_tables * blocks_of(pieces, options.block_size) * block_bytes
+    request = make_plan_request(replace(options, kv_memory=kv_memory), "native")
     plan = plan_engine(model.spec, request)
     ledger = MemoryLedger(plan.planned_bytes())
     runner = NativeLogits(

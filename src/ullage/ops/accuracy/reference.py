@@ -16,6 +16,7 @@ from ullage.engine.sampling_params import SamplingParams
 from ullage.engine.step import ScheduledRequest, ScheduledStep
 from ullage.kernels.layout import numpy_memory
 from ullage.kernels.reference import Floats
+from ullage.models.layer_groups import layer_groups
 from ullage.models.model_file import ModelFile
 from ullage.ops.accuracy.feeding import Feeding, LogitSource, Part, prefill
 from ullage.ops.accuracy.formats import Formats
@@ -33,11 +34,13 @@ class NumpyLogits:
 
     def __init__(self, model: ModelFile, pieces: Pieces) -> None:
         self._pieces = pieces
-        sizes = (1, pieces.longest, CHUNK_ROWS)  # one block that holds a whole piece
+        num_blocks = len(layer_groups(model.spec))
+        self._block_tables = [(block,) for block in range(num_blocks)]  # each block holds a whole piece
+        sizes = (num_blocks, pieces.longest, CHUNK_ROWS)
         self._runner = NumpyRunner(
             model,
             MemoryLedger(numpy_memory(model.spec, *sizes)),
-            num_blocks=1,
+            num_blocks=num_blocks,
             block_size=pieces.longest,
             max_num_batched_tokens=CHUNK_ROWS,
             max_num_seqs=CHUNK_ROWS,
@@ -48,14 +51,14 @@ class NumpyLogits:
             yield self._runner.compute_logits(ScheduledStep(tuple(self._requests(part))))
 
     def _requests(self, part: Part) -> Iterator[ScheduledRequest]:
-        """One for each row, all in the same block: the runner has logits for the last row of a request only."""
+        """One for each row, all in the same blocks: the runner has logits for the last row of a request only."""
         token_ids = self._pieces.token_ids[part.piece]
         for position in range(part.start, part.stop):
             yield ScheduledRequest(
                 request_id=position,
                 token_ids=(token_ids[position],),
                 num_computed_tokens=position,
-                block_ids=(0,),
+                block_tables=self._block_tables,
                 sampling=SamplingParams(),
                 seed=0,
                 needs_logits=True,
