@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -129,29 +130,23 @@ def command_line(path: Path, dummy_weights: str | None, scenario: str, flags: Ma
     return " ".join(["ullage bench engine", subject, f"--scenario {Path(scenario).stem}", *given])
 
 
-def show_tables(result: Mapping[str, object]) -> None:
+def show_tables(result: Mapping[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
     from ullage.ops.bench.result import machine_line
-    from ullage.ops.bench.tables import memory_table, speed_table
+    from ullage.ops.bench.tables import in_series, memory_table, speed_table
 
-    points = list(result["points"])  # type: ignore[call-overload]
-    parts = {
-        speed_table: [point for point in points if point["kind"] != "memory"],
-        memory_table: [point for point in points if point["kind"] == "memory"],
-    }
+    points = result["points"]
+    speeds = [point for point in points if point["kind"] != "memory"]
+    memories = [point for point in points if point["kind"] == "memory"]
     console = Console()
     console.print(f"{result['command']}\n{machine_line(result)}\nruns on: {result['runner']}", highlight=False)
-    for make, rows_of in parts.items():
-        if not rows_of:
-            continue
-        header, rows = make(rows_of)
+    tables = [speed_table(series) for series in in_series(speeds).values()]
+    for header, rows in [*tables, memory_table(memories)] if memories else tables:
         table = Table(*header)
         for row in rows:
             table.add_row(*row)
         console.print(table)
-    failures = result["failures"]
-    assert isinstance(failures, Mapping)
-    for name, reason in failures.items():
+    for name, reason in result["failures"].items():
         console.print(f"{name} is out: {reason}", highlight=False, markup=False)

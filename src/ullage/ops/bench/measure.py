@@ -119,7 +119,11 @@ class Comparison:
         else:
             prompt_tokens, new_tokens = WARM_UP_TOKENS
             subject.generate(make_prompts(1, prompt_tokens, self._vocab_size, f"warm {seed}"), new_tokens)
-            measured.samples.append(rate(point, subject, self._vocab_size, seed))
+            sample = rate(point, subject, self._vocab_size, seed)
+            if sample is not None:
+                measured.samples.append(sample)
+            elif repeat + 1 == point.repeats and not measured.samples:
+                measured.error = "many tokens took no longer than one: the machine is too busy to tell"
 
     def _measure_memory(self, point: Point, seed: str, measured: Measured) -> None:
         subject = self._launch_with_pool(point.kv_memory)
@@ -132,8 +136,8 @@ class Comparison:
             subject.close()
 
 
-def rate(point: Point, subject: Subject, vocab_size: int, seed: str) -> float:
-    """One sample of a point that counts tokens a second.
+def rate(point: Point, subject: Subject, vocab_size: int, seed: str) -> float | None:
+    """One sample of a point that counts tokens a second; None when noise hid it.
 
     Decoding of several sequences, or on an engine that doesn't tell when a token came: a run with all tokens less one
     with a single token, on prompts of the same lengths.
@@ -148,9 +152,7 @@ def rate(point: Point, subject: Subject, vocab_size: int, seed: str) -> float:
     if seconds is None:
         others = make_prompts(point.num_sequences, point.prompt_tokens, vocab_size, f"short {seed}")
         seconds = answer.seconds - subject.generate(others, 1).seconds
-    if seconds <= 0:
-        raise EngineError(f"{subject.name}: {point.new_tokens} tokens took no longer than one")
-    return point.num_sequences * (point.new_tokens - 1) / seconds
+    return point.num_sequences * (point.new_tokens - 1) / seconds if seconds > 0 else None
 
 
 def make_prompts(num_sequences: int, prompt_tokens: int, vocab_size: int, seed: str) -> Prompts:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ullage.base.errors import ConfigError
 from ullage.ops.bench.result import Result, peer_names, points_of
 from ullage.ops.bench.run import OURS
-from ullage.ops.bench.tables import planned_and_allocated
+from ullage.ops.bench.tables import planned_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -159,4 +159,4 @@ def _draw_memory(axes: Axes, points: Sequence[Result]) -> None:
 
 def _memory_tick(point: Result) -> str:
     pool = point["results"][OURS]["accounts"]["kv_pool"]["planned_bytes"]
-    return f"pool {pool / MIB:,.0f} MiB\nplan {planned_and_allocated(point)[0] / MIB:,.0f} MiB"
+    return f"pool {pool / MIB:,.0f} MiB\nplan {planned_bytes(point) / MIB:,.0f} MiB"

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ullage.ops.bench.plots import SERIES, plots_of
+from ullage.ops.bench.plots import plots_of
 from ullage.ops.bench.result import Result, machine_line, read_results
-from ullage.ops.bench.tables import Table, memory_table, speed_table
+from ullage.ops.bench.tables import Table, in_series, memory_table, speed_table
 
 HEAD = """# Benchmarks
 
@@ -72,12 +72,8 @@ def engine_section(name: str, result: Result) -> str:
         f"median, {read['best_bytes_per_second'] / 1e9:.1f} at best. Peak: "
         f"{result['rooflines']['used']['operations_per_second'] / 1e12:.2f} TOP/s.\n"
     ]
-    headline = [point for point in speeds if point["workload"] not in SERIES]
-    if headline:
-        lines += [_markdown(speed_table(headline))]
-    for workload in SERIES:
-        series = [point for point in speeds if point["workload"] == workload]
-        lines += [_plot(name, result, workload), _markdown(speed_table(series))] if series else []
+    for workload, series in in_series(speeds).items():
+        lines += [_plot(name, result, workload), _markdown(speed_table(series))]
     if memories:
         lines += [_plot(name, result, "memory"), _markdown(memory_table(memories))]
     lines += [f"- {peer} is out: {reason}\n" for peer, reason in result["failures"].items()]

@@ -40,24 +40,41 @@ def speed_table(points: Sequence[Result]) -> Table:
 
 def memory_table(points: Sequence[Result]) -> Table:
     """A row for each size of the KV pool: planned, then resident memory, in bytes."""
-    header = ["KV pool", "planned, bytes", "allocated, bytes", "resident idle", "resident under load", "off the plan"]
+    header = [
+        "KV pool",
+        "planned, bytes",
+        "allocated - planned",
+        "resident idle",
+        "resident under load",
+        "off the plan",
+    ]
     rows = []
     for point in points:
         measured = point["results"][OURS]
-        planned, allocated = planned_and_allocated(point)
+        planned = planned_bytes(point)
+        accounts = [account for name, account in measured["accounts"].items() if name not in ("runtime", "headroom")]
+        difference = sum(account["allocated_bytes"] - account["planned_bytes"] for account in accounts)
         idle, loaded = measured["samples"][:2]
         off = max((idle / planned - 1, loaded / planned - 1), key=abs)
         pool = measured["accounts"]["kv_pool"]["planned_bytes"]
-        cells = [f"{number:,}" for number in (planned, allocated, idle, loaded)]
+        cells = [f"{number:,}" for number in (planned, difference, idle, loaded)]
         rows.append([f"{pool / 2**20:.0f} MiB", *cells, f"{off:+.1%}"])
     return header, rows
 
 
-def planned_and_allocated(point: Result) -> tuple[int, int]:
-    """Bytes of all accounts but the headroom."""
-    accounts = [account for name, account in point["results"][OURS]["accounts"].items() if name != "headroom"]
-    planned, allocated = ("planned_bytes", "allocated_bytes")
-    return sum(account[planned] for account in accounts), sum(account[allocated] for account in accounts)
+def planned_bytes(point: Result) -> int:
+    """Of all accounts but the headroom."""
+    accounts = point["results"][OURS]["accounts"]
+    return sum(account["planned_bytes"] for name, account in accounts.items() if name != "headroom")
+
+
+def in_series(points: Sequence[Result]) -> dict[str, list[Result]]:
+    """The points of a table each: single figures together under ``""``, then series of several points by name."""
+    tables: dict[str, list[Result]] = {"": []}
+    for point in points:
+        alone = sum(other["workload"] == point["workload"] for other in points) == 1
+        tables.setdefault("" if alone else point["workload"], []).append(point)
+    return {name: members for name, members in tables.items() if members}
 
 
 def figure(value: float | None) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.unit.ops.bench.known_result import known_result
 
 from ullage.ops.bench.result import points_of
-from ullage.ops.bench.tables import figure, memory_table, speed_table
+from ullage.ops.bench.tables import figure, in_series, memory_table, speed_table
 
 
 def test_a_column_for_each_point_and_a_row_for_each_engine():
@@ -27,8 +27,18 @@ def test_a_series_is_named_once():
 
 def test_memory_shows_how_far_off_the_plan_the_process_is():
     _, rows = memory_table(points_of(known_result(), "memory"))
-    assert rows[0] == ["0 MiB", "1,000", "1,000", "1,010", "1,020", "+2.0%"]
+    assert rows[0] == ["0 MiB", "1,000", "0", "1,010", "1,020", "+2.0%"]
 
 
 def test_figures_have_the_digits_that_were_measured():
     assert [figure(value) for value in (None, 1177.4, 66.0, 0.4321)] == ["–", "1,177", "66", "0.432"]
+
+
+def test_single_figures_stand_together_and_each_series_by_itself():
+    tables = in_series([point for point in known_result()["points"] if point["kind"] != "memory"])
+    assert {name: len(points) for name, points in tables.items()} == {
+        "": 5,
+        "decode-batch": 8,
+        "decode-context": 7,
+        "prefill-length": 8,
+    }
