@@ -37,7 +37,7 @@ check: test lint
 
 bench: setup
 	@$(BIN)/ullage pull smollm2
-	@$(BIN)/ullage bench smollm2
+	@$(BIN)/ullage bench engine smollm2
 
 clean:
 	rm -rf $(VENV) build

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -16,7 +17,7 @@ COMMANDS = {
     "serve": ("ullage.cli.serve:serve", "Serve a model over HTTP with the OpenAI API."),
     "chat": ("ullage.cli.generate:chat", "Talk with a model in this terminal."),
     "generate": ("ullage.cli.generate:generate", "Continue a text and print it as it is made."),
-    "bench": ("ullage.cli.bench:bench", "Measure how fast a model runs on this machine."),
+    "bench": ("ullage.cli.bench:bench", "Measure speed and memory on this machine."),
     "accuracy": ("ullage.cli.accuracy:accuracy", "Compare the kernels with the float32 reference on plain text."),
     "demo": ("ullage.cli.demo:demo", "Fetch, serve and ask a small model, and show its memory."),
 }
@@ -24,24 +25,35 @@ COMMANDS = {
 
 
 class LateCommands(click.Group):
-    """A group that knows its commands' names and imports one only to run it."""
+    """A group that knows its commands' names and imports one only to run it.
+
+    :param commands_by_name: name -> (module:object, the line in the help)
+    """
+
+    def __init__(self, *, commands_by_name: Mapping[str, tuple[str, str]], **others: Any) -> None:
+        super().__init__(**others)
+        self._by_name = commands_by_name
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
-        return list(COMMANDS)
+        return list(self._by_name)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        if cmd_name not in COMMANDS:
+        if cmd_name not in self._by_name:
             return None
-        module, _, name = COMMANDS[cmd_name][0].partition(":")
+        module, _, name = self._by_name[cmd_name][0].partition(":")
         command: click.Command = getattr(importlib.import_module(module), name)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         with formatter.section("Commands"):
-            formatter.write_dl([(name, help_line) for name, (_, help_line) in COMMANDS.items()])
+            formatter.write_dl([(name, help_line) for name, (_, help_line) in self._by_name.items()])
 
 
-@click.group(cls=LateCommands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.group(
+    cls=LateCommands,
+    commands_by_name=COMMANDS,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
 @click.version_option(__version__, message="ullage %(version)s")
 @click.option("--debug", is_flag=True, help="Show tracebacks of errors (or set ULLAGE_DEBUG=1).")
 @click.pass_obj

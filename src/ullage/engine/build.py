@@ -60,7 +60,7 @@ class EngineOptions:
     kv_cache_dtype: Literal["bf16", "int8"] = setting(
         DEFAULT_KV_TYPE, "How the native runner holds keys and values; int8 has a scale per token and head."
     )
-    isa: Literal["auto", "avx512", "avx2", "portable"] = setting(
+    isa: Literal["auto", "amx", "avx512", "avx2", "portable"] = setting(
         "auto", "Instruction set of the native runner; auto takes the best this processor has."
     )
     runner: Literal["auto", "native", "numpy"] = setting(
@@ -85,6 +85,17 @@ class BuiltEngine:
     """What the user must be told loudly: the model runs, but not as it should."""
 
 
+@dataclass(frozen=True, slots=True)
+class AssembledEngine:
+    """An engine without the parts that only text needs. Not started yet; ``engine.stop`` frees the memory."""
+
+    engine: EngineClient
+    runner: ModelRunner
+    plan: Plan
+    warning: str | None
+    """As of ``BuiltEngine``."""
+
+
 def build_engine(model_path: Path, options: EngineOptions) -> BuiltEngine:
     """Opens, plans, allocates, loads.
 
@@ -93,37 +104,49 @@ def build_engine(model_path: Path, options: EngineOptions) -> BuiltEngine:
     :raises PlanError: the plan needs more memory than there is; nothing was allocated
     :raises EngineError: a part took other bytes than planned
     """
-    from ullage.engine.core import EngineCore
-    from ullage.engine.embedded import EmbeddedEngine
-    from ullage.engine.kv_cache import KVCacheConfig
-    from ullage.engine.scheduler import SchedulerConfig
     from ullage.models.chat_template import ChatTemplate
     from ullage.models.open_model import open_model
-    from ullage.plan.ledger import ALLOCATED_ACCOUNTS, MemoryLedger
-    from ullage.plan.machine import resident_bytes
 
-    runner_kind, warning = choose_runner(options.runner)
-    plan_request = make_plan_request(options, runner_kind)
+    make_plan_request(options, choose_runner(options.runner)[0])  # what can't be honoured is told before files are read
     model = open_model(model_path)
     try:
         tokenizer = model.tokenizer()
         check_tokenizer(model_path, tokenizer, model.spec)
         source = model.chat_template()
         chat_template = None if source is None else ChatTemplate(source, tokenizer)
-        plan = plan_engine(model, plan_request)
-        scheduler_config = SchedulerConfig(
-            plan.max_model_len,
-            options.max_num_seqs,
-            options.max_num_batched_tokens,
-            options.max_waiting_requests,
-            options.target_itl_ms,
-        )
-        kv_config = KVCacheConfig(plan.num_blocks, plan.demand, plan.slot_bytes, options.enable_prefix_caching)
-        ledger = MemoryLedger(plan.planned_bytes())
-        runner = _build_runner(model, ledger, plan, plan_request, options.isa)
-        ledger.check_complete()
+        built = assemble_engine(model, tokenizer, options)
     finally:
         model.close()
+    return BuiltEngine(built.engine, tokenizer, chat_template, model.spec, built.plan, built.runner.name, built.warning)
+
+
+def assemble_engine(model: ModelFile, tokenizer: Tokenizer | None, options: EngineOptions) -> AssembledEngine:
+    """Plans, allocates and loads a model that is open; the caller closes it.
+
+    :param tokenizer: None: requests bring token ids, and outputs bear nothing else
+    :raises ModelFileError, ConfigError, PlanError, EngineError: as ``build_engine``
+    """
+    from ullage.engine.core import EngineCore
+    from ullage.engine.embedded import EmbeddedEngine
+    from ullage.engine.kv_cache import KVCacheConfig
+    from ullage.engine.scheduler import SchedulerConfig
+    from ullage.plan.ledger import ALLOCATED_ACCOUNTS, MemoryLedger
+    from ullage.plan.machine import resident_bytes
+
+    runner_kind, warning = choose_runner(options.runner)
+    plan_request = make_plan_request(options, runner_kind)
+    plan = plan_engine(model, plan_request)
+    scheduler_config = SchedulerConfig(
+        plan.max_model_len,
+        options.max_num_seqs,
+        options.max_num_batched_tokens,
+        options.max_waiting_requests,
+        options.target_itl_ms,
+    )
+    kv_config = KVCacheConfig(plan.num_blocks, plan.demand, plan.slot_bytes, options.enable_prefix_caching)
+    ledger = MemoryLedger(plan.planned_bytes())
+    runner = _build_runner(model, ledger, plan, plan_request, options.isa)
+    ledger.check_complete()
     # What the ledger hands out is resident at once; what else is resident is the runtime's.
     allocated_bytes = sum(ledger.snapshot().accounts[account].allocated_bytes for account in ALLOCATED_ACCOUNTS)
     ledger.record("runtime", max(0, resident_bytes() - allocated_bytes))
@@ -133,11 +156,10 @@ def build_engine(model_path: Path, options: EngineOptions) -> BuiltEngine:
         scheduler_config,
         ledger=ledger,
         vocab_size=model.spec.vocab_size,
-        eos_token_ids=tokenizer.eos_token_ids,
+        eos_token_ids=() if tokenizer is None else tokenizer.eos_token_ids,
         seed=options.seed,
     )
-    engine = EmbeddedEngine(core, tokenizer)
-    return BuiltEngine(engine, tokenizer, chat_template, model.spec, plan, runner.name, warning)
+    return AssembledEngine(EmbeddedEngine(core, tokenizer), runner, plan, warning)
 
 
 def choose_runner(wanted: Literal["auto", "native", "numpy"]) -> tuple[Literal["native", "numpy"], str | None]:

@@ -53,6 +53,26 @@ def native_isas() -> list[str]:
     return list(_native.isas()) if _native is not None else []
 
 
+def read_seconds(num_bytes: int, num_threads: int, num_passes: int, prefetch_bytes: int) -> list[float]:
+    """Seconds that all threads together take to read so many bytes, for each pass (``native/roofline.h``).
+
+    :raises ConfigError: no kernels
+    """
+    if _native is None:
+        raise ConfigError(f"the native kernels can't be used: {native_unavailable_reason()}")
+    return list(_native.read_seconds(num_bytes, num_threads, num_passes, prefetch_bytes))
+
+
+def peak_operations(isa: str, weight_type: str, num_threads: int) -> float:
+    """Operations a second of the instruction that ``isa`` multiplies weights of this type with, on all threads.
+
+    :raises ConfigError: no kernels
+    """
+    if _native is None:
+        raise ConfigError(f"the native kernels can't be used: {native_unavailable_reason()}")
+    return float(_native.peak_operations(isa, weight_type, num_threads))
+
+
 class NativeDecoder:
     """A decoder whose memory the caller has allocated; ``step`` runs all layers with the GIL released.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from ullage.base.errors import ModelFileError
 from ullage.models.fields import Fields, read_json_object
 from ullage.models.hf_config import spec_from_config
 from ullage.models.safetensors_file import SafetensorsFile, open_shards
+from ullage.models.spec import ModelSpec
 from ullage.models.tensor_check import match_tensors
 
 if TYPE_CHECKING:
@@ -70,7 +72,8 @@ class HFFolder:
         try:
             self._tensors = _by_plain_name(path, shards)
             shapes = {name: file.tensors[stored].shape for name, (file, stored) in self._tensors.items()}
-            self._names = match_tensors(path, self.spec, shapes, self._stored_name, self._is_ignored)
+            stored_name = partial(stored_tensor_name, self.spec)
+            self._names = match_tensors(path, self.spec, shapes, stored_name, self._is_ignored)
             for name in self._names.values():
                 file, stored = self._tensors[name]
                 file.check_readable(stored)
@@ -128,18 +131,20 @@ class HFFolder:
         for file in self._files:
             file.close()
 
-    def _stored_name(self, canonical: str) -> str:
-        if canonical == "lm_head":
-            return "lm_head.weight"
-        if canonical in _MODEL_NAMES:
-            return _MODEL_NAMES[canonical]
-        _, layer, part = canonical.split(".")
-        return f"model.layers.{layer}.{(_GEMMA3_LAYER_NAMES if self._gemma3 else _LAYER_NAMES)[part]}"
-
     def _is_ignored(self, name: str) -> bool:
         if name == "lm_head.weight":
             return self.spec.tied_embeddings  # some files repeat the embedding matrix
         return name.endswith(".rotary_emb.inv_freq") or (self._gemma3 and name.startswith(_VISION_PREFIXES))
+
+
+def stored_tensor_name(spec: ModelSpec, canonical: str) -> str:
+    """What a folder calls the tensor of a canonical name (see ``expected_tensors``)."""
+    if canonical == "lm_head":
+        return "lm_head.weight"
+    if canonical in _MODEL_NAMES:
+        return _MODEL_NAMES[canonical]
+    _, layer, part = canonical.split(".")
+    return f"model.layers.{layer}.{(_GEMMA3_LAYER_NAMES if spec.architecture == 'gemma3' else _LAYER_NAMES)[part]}"
 
 
 def _by_plain_name(path: Path, shards: dict[str, SafetensorsFile]) -> dict[str, tuple[SafetensorsFile, str]]:

@@ -143,10 +143,14 @@ struct StepState {
 // Runs thread `thread`'s share of the step. All threads call it with the same arguments.
 using StepFunction = void (*)(const Decoder&, const Batch&, StepState&, int thread);
 
+// Dot products from register to register (roofline.inl), in bf16 or whole numbers; returns the number of operations.
+using PeakFunction = double (*)(bool bf16, int64_t rounds);
+
 struct Isa {
   const char* name;
   StepFunction run_step;
   SampleFunction sample_rows;
+  PeakFunction peak_loop;
 };
 
 // The instruction sets compiled in that this processor has, best first; portable is always there. Behind it stands, where

@@ -15,9 +15,10 @@ namespace ullage::ULLAGE_ISA {
 namespace {
 #include "step.inl"
 #include "sampling.h"
+#include "roofline.inl"
 }  // namespace
 
-extern const Isa isa = {ULLAGE_ISA_NAME, &run_step, &sample_rows};
+extern const Isa isa = {ULLAGE_ISA_NAME, &run_step, &sample_rows, &peak_loop};
 
 #if ULLAGE_TILES
 bool usable() { return tiles_work(); }

@@ -11,6 +11,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "bind_roofline.h"
 #include "decoder.h"
 #include "pack.h"
 #include "pool.h"
@@ -356,6 +357,7 @@ NB_MODULE(_native, m) {
   // A decoder that lives until the interpreter ends is no leak, and no user can make anything of the warning.
   nb::set_leak_warnings(false);
   m.def("isas", &ullage::isas, "Instruction sets this processor can run, best first.");
+  ullage::bind_roofline(m);
   m.def("pack", &ullage::pack, "arena"_a.noconvert(), "offset"_a, "outputs"_a, "k"_a, "format"_a, "rows"_a,
         "first_output"_a, "group_stride"_a);
   m.def("pack_stored", &ullage::pack_stored, "arena"_a.noconvert(), "offset"_a, "outputs"_a, "k"_a, "format"_a,

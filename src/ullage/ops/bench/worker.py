@@ -1,0 +1,96 @@
+"""Our engine in a process of its own, driven as the peers are (``peer_driver.py``).
+
+Requests go through ``EngineClient.submit``, as those of the HTTP service do; text is made of their tokens where the
+model has a tokenizer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ullage.base.config import settings_from_arguments
+from ullage.base.errors import EngineError
+from ullage.engine.build import AssembledEngine, EngineOptions, assemble_engine
+from ullage.engine.client import EngineClient, GenerationRequest
+from ullage.engine.sampling_params import SamplingParams
+from ullage.models.dummy_model import DummyModel
+from ullage.models.open_model import open_model
+from ullage.ops.bench.peer_driver import Describe, Generate, Prepare, Prompts, answer_lines
+from ullage.plan.machine import resident_bytes
+
+Clock = Callable[[], float]
+
+
+async def generate_all(
+    engine: EngineClient, prompts: Prompts, new_tokens: int, clock: Clock = time.perf_counter
+) -> float | None:
+    """Runs all prompts at once, greedily. Returns the seconds from a single sequence's first token to its last, None
+    where that can't be told.
+
+    :raises UllageError: a request was refused or failed
+    """
+    sampling = SamplingParams(temperature=0, max_tokens=new_tokens, ignore_eos=True)
+
+    async def decode_seconds(prompt: tuple[int, ...]) -> float | None:
+        arrivals: list[tuple[float, int]] = []  # of outputs, with the tokens until then
+        num_tokens = 0
+        async for output in engine.submit(GenerationRequest(prompt, sampling)):
+            if output.error is not None:
+                raise output.error
+            num_tokens += len(output.token_ids)
+            arrivals.append((clock(), num_tokens))
+        (first, num_first), (last, _) = arrivals[0], arrivals[-1]
+        if num_tokens != new_tokens:
+            raise EngineError(f"it generated {num_tokens} tokens, not {new_tokens}")
+        # An output bears more than one token when the reader was late.
+        return (last - first) * (new_tokens - 1) / (new_tokens - num_first) if num_first < new_tokens else None
+
+    seconds = await asyncio.gather(*[decode_seconds(tuple(prompt)) for prompt in prompts])
+    return seconds[0] if len(prompts) == 1 else None
+
+
+def load(opening: Mapping[str, Any]) -> tuple[Prepare, Describe]:
+    """As ``peer_driver.Load``; ``options`` are the fields of ``EngineOptions``."""
+    path = Path(opening["model"])
+    model = DummyModel(path) if opening["dummy"] else open_model(path)
+    try:
+        tokenizer = None if opening["dummy"] else model.tokenizer()
+        built = assemble_engine(model, tokenizer, settings_from_arguments(EngineOptions, opening["options"]))
+    finally:
+        model.close()
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(built.engine.start())
+
+    def prepare(prompts: Prompts, new_tokens: int) -> Generate:
+        return lambda: loop.run_until_complete(generate_all(built.engine, prompts, new_tokens))
+
+    return prepare, lambda: describe(built)
+
+
+def describe(built: AssembledEngine) -> dict[str, Any]:
+    """What a result file says of our engine."""
+    from ullage import __version__
+
+    stage_seconds = getattr(built.runner, "stage_seconds", None)
+    return {
+        "version": __version__,
+        "runner": built.runner.name,
+        "warning": built.warning,
+        "accounts": {
+            name: {"planned_bytes": account.planned_bytes, "allocated_bytes": account.allocated_bytes}
+            for name, account in built.engine.ledger().accounts.items()
+        },
+        "resident_bytes": resident_bytes(),
+        "capacity_tokens": built.plan.capacity_tokens,
+        "block_size": built.plan.block_size,
+        "token_bytes": built.plan.token_bytes,
+        "stage_seconds": None if stage_seconds is None else stage_seconds(),
+    }
+
+
+if __name__ == "__main__":
+    answer_lines(load)
