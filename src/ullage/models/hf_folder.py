@@ -108,7 +108,7 @@ class HFFolder:
         return file.tensors[stored_name].dtype
 
     def read_stored_rows(self, name: str, first: int, count: int) -> NDArray[np.uint8]:
-        raise ModelFileError(f"{self.path}: tensor {name} isn't stored in blocks")
+        raise ModelFileError(f"{self.path}: rows {first} to {first + count} of tensor {name} aren't stored in blocks")
 
     def chat_template(self) -> str | None:
         """From ``chat_template.jinja`` if there, else from ``tokenizer_config.json`` (of several the ``default``)."""

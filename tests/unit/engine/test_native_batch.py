@@ -38,7 +38,7 @@ def request(
         request_id=request_id,
         token_ids=history[-1:],
         num_computed_tokens=len(history) - 1,
-        block_ids=[0],
+        block_tables=[[0]],
         sampling=SamplingParams(**{"temperature": 0.0} | options),
         seed=seed,
         needs_logits=True,
@@ -229,9 +229,9 @@ def test_only_what_the_penalties_count_travels() -> None:
 
 
 def test_requests_become_the_arrays_of_a_step() -> None:
-    prefill = replace(request(prompt=range(10, 15)), token_ids=[10, 11, 12], num_computed_tokens=0, block_ids=[4, 2])
-    chunk = replace(prefill, needs_logits=False, block_ids=[9])
-    decode = replace(request(prompt=range(7)), block_ids=[1, 3, 5])
+    prefill = replace(request(prompt=range(10, 15)), token_ids=[10, 11, 12], num_computed_tokens=0, block_tables=[[4, 2]])
+    chunk = replace(prefill, needs_logits=False, block_tables=[[9]])
+    decode = replace(request(prompt=range(7)), block_tables=[[1, 3, 5]])
     arrays = decoder_arrays([chunk, decode, prefill])
     assert all(numbers.dtype == np.int32 for numbers in arrays)
     assert [numbers.tolist() for numbers in arrays] == [
