@@ -181,7 +181,7 @@ def rounded_to_bf16(values: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def inverse_of(scale: np.float32) -> np.float32:
-    return np.float32(1) / scale if scale else scale
+    return np.float32(1) / scale if scale > 0 else np.float32(0)  # below 0 where the minimum rounds above the group
 
 
 def rounded_to_int8(group: NDArray[np.float32]) -> NDArray[np.float32]:
