@@ -27,6 +27,10 @@ from ullage.plan.ledger import MemoryLedger
 
 LOGPROBS = SamplingParams(temperature=0.0, logprobs=20, max_tokens=1)
 
+BYTE_ROWS = {"avx512": 16, "amx": 6, "amx-imitated": 6}
+"""Instruction sets with dot products: they round activations to bf16, but up to so many rows that meet weights in
+groups to two bytes. The others keep activations in float32."""
+
 Floats = NDArray[np.float32]
 
 

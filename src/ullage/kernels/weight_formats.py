@@ -2,8 +2,8 @@
 
 ``file`` carries the blocks of a GGUF file over as they are, scale by scale, without loss; a matrix made of tensors of
 different types takes the next wider form that holds them all. What isn't in such blocks becomes bf16. The other weight
-types round everything from float32: ``bf16``, ``int8`` (groups of 32 with a scale) and ``int4`` (groups of 32 with scale
-and minimum; the vocabulary stays at 8 bits, where 4 would cost most).
+types round everything from float32: ``bf16``, ``int8`` (groups of 32 with a scale) and ``int4`` (groups of 32 with
+scale and minimum; the vocabulary stays at 8 bits, where 4 would cost most).
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ class HFFolder:
         file, stored_name = self._tensors[self._names[name]]
         return file.tensors[stored_name].dtype
 
-    def read_stored_rows(self, name: str, first: int, count: int) -> NDArray[np.uint8]:
+    def read_stored_rows(self, name: str, first: int, count: int) -> NDArray[np.uint8]:  # noqa: ARG002
         raise ModelFileError(f"{self.path}: tensor {name} isn't stored in blocks")
 
     def chat_template(self) -> str | None:

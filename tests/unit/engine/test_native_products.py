@@ -3,9 +3,9 @@
 Attention and feed-forward add nothing to the model below, so that a logit is one row of the output matrix times the
 norm of one row of the embedding. Both are known exactly (read back from the arena), and so is what may be lost:
 
-    bytes (AVX-512, at most 16 rows)   x is rounded to whole 32512ths of its peak
-    AVX-512 otherwise                  x is rounded to bf16, by a 256th at most; weights in groups too
-    AVX2, portable                     weights in groups are rounded to bf16; x isn't
+    dot products, few rows          x is rounded to whole 32512ths of its peak; weights in groups aren't rounded
+    dot products otherwise          x is rounded to bf16, by a 256th at most; weights in groups too
+    without dot products            weights in groups are rounded to bf16; x isn't
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from tests.block_model import BLOCK_TYPES, BlockModel, block_shape
-from tests.native_runners import BuiltRunner, Sizes, build_native, native_logits, request
+from tests.native_runners import BYTE_ROWS, BuiltRunner, Sizes, build_native, native_logits, request
 from tests.packed_weights import GROUP_LAYOUTS, unpacked_tensors
 from tests.random_model import small_spec
 
@@ -29,7 +29,7 @@ from ullage.models.spec import ModelSpec, RopeSpec, expected_tensors
 BF16 = 2.0**-8  # largest relative error of a number rounded to bf16
 FOUR_BITS = 15 / 65536  # of a scale: what a neighbour adds to a widened number of 4 bits
 FLOAT_SUMS = 4e-6  # of the largest weight times the sum of all |x|: rounding of float32 sums and of the norm
-ROWS = [1, 2, 3, 4, 5, 12, 13, 16, 17, 33]
+ROWS = [1, 2, 3, 4, 5, 6, 7, 12, 13, 16, 17, 32, 33, 37]
 SIZES = Sizes(num_blocks=40, max_tokens=40, max_seqs=40)
 
 Doubles = NDArray[np.float64]
@@ -98,9 +98,9 @@ def most_lost(format_name: str, isa: str, x: Doubles, matrix: Doubles) -> Double
     """Bound of each logit's error, ``[rows, outputs]``."""
     sums = FLOAT_SUMS * np.outer(np.abs(x).sum(axis=1), np.abs(matrix).max(axis=1))
     in_groups = format_name in GROUP_LAYOUTS
-    if isa == "avx512" and in_groups and len(x) <= 16:
+    if in_groups and len(x) <= BYTE_ROWS.get(isa, 0):
         return sums + np.outer(np.abs(x).max(axis=1) / 32512 / 2, np.abs(matrix).sum(axis=1))
-    rounded = BF16 * (in_groups + (isa == "avx512")) * (np.abs(x) @ np.abs(matrix).T)
+    rounded = BF16 * (in_groups + (isa in BYTE_ROWS)) * (np.abs(x) @ np.abs(matrix).T)
     if in_groups and GROUP_LAYOUTS[format_name].bits == 4:
         rounded += FOUR_BITS / 7 * np.outer(np.abs(x).sum(axis=1), np.abs(matrix).max(axis=1))  # a scale: a 7th of them
     return sums + rounded * (1 + 2 * BF16)

@@ -9,7 +9,7 @@ from itertools import product
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from tests.native_runners import Sizes, build_native, build_numpy, request
+from tests.native_runners import BYTE_ROWS, Sizes, build_native, build_numpy, request
 from tests.random_model import RandomModel, small_spec
 
 from ullage.base.errors import ConfigError, EngineError
@@ -152,7 +152,7 @@ def largest_difference(
 
 def most_nats(isa: str, weight_type: WeightType, kv_type: KVType = "bf16") -> float:
     most = {"bf16": MOST_NATS_BF16_DOT, "int8": MOST_NATS_BF16_DOT, "int4": MOST_NATS_INT4_DOT}[weight_type]
-    most = most if isa == "avx512" else MOST_NATS
+    most = most if isa in BYTE_ROWS else MOST_NATS
     return most if kv_type == "bf16" else MOST_NATS_INT8_KV
 
 

@@ -82,7 +82,7 @@ every_holder = pytest.mark.parametrize(
 
 def test_the_kernels_were_compiled() -> None:
     assert native_unavailable_reason() is None
-    assert native_isas()[-1] == "portable"
+    assert "portable" in native_isas()
 
 
 def test_the_formats_are_those_of_the_header() -> None:
