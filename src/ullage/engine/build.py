@@ -219,9 +219,7 @@ def plan_engine(model: ModelFile, request: PlanRequest) -> Plan:
     )
 
 
-def _build_runner(
-    model: ModelFile, ledger: MemoryLedger, plan: Plan, request: PlanRequest, isa: str
-) -> ModelRunner:
+def _build_runner(model: ModelFile, ledger: MemoryLedger, plan: Plan, request: PlanRequest, isa: str) -> ModelRunner:
     if request.runner == "numpy":
         from ullage.engine.numpy_runner import NumpyRunner
 

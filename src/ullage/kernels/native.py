@@ -82,9 +82,7 @@ class NativeDecoder:
             raise ConfigError(f"this processor can't run {isa!r}", hint=f"it can run: {', '.join(native_isas())}")
         spec = model.spec
         arena = _bytes_of(weights)
-        self._logits: NDArray[np.float32] = np.frombuffer(logits, np.float32).reshape(
-            -1, _padded_vocabulary(layout)
-        )
+        self._logits: NDArray[np.float32] = np.frombuffer(logits, np.float32).reshape(-1, _padded_vocabulary(layout))
         self._spec = spec
         try:
             self._decoder = _native.Decoder(

@@ -16,7 +16,7 @@ from functools import cache
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from tests.block_model import BLOCK_TYPES, BlockModel, block_shape
+from tests.block_model import BLOCK_TYPES, SPREAD, BlockModel, block_shape, random_rows
 from tests.native_runners import BYTE_ROWS, BuiltRunner, Sizes, build_native, native_logits, request
 from tests.packed_weights import GROUP_LAYOUTS, unpacked_tensors
 from tests.random_model import small_spec
@@ -67,6 +67,17 @@ def plain_spec(case: Case) -> ModelSpec:
     return replace(
         spec, hidden_size=case.k, intermediate_size=32, head_size=16, num_heads=1, num_kv_heads=1, layers=layers
     )
+
+
+class FaintModel(PlainModel):
+    """The scales of its output matrix are subnormal halves, a few dozen times the smallest."""
+
+    def read_stored_rows(self, name: str, first: int, count: int) -> NDArray[np.uint8]:
+        if name != "lm_head":
+            return super().read_stored_rows(name, first, count)
+        num_rows, k = expected_tensors(self.spec)[name]
+        spread = 30 * 2.0**-24 * SPREAD[self.stored_type(name)]
+        return random_rows(self.stored_type(name), num_rows, k, np.random.default_rng(0), spread)[first : first + count]
 
 
 @cache
@@ -121,3 +132,14 @@ def test_every_logit_is_as_close_as_its_rounding_allows(case: Case, isa: str) ->
     model, built = built_for(case, isa)
     shares = {num_rows: worst_share(case, isa, num_rows, built, model) for num_rows in ROWS}
     assert max(shares.values()) <= 1, shares
+
+
+@pytest.mark.parametrize("isa", native_isas())
+@pytest.mark.parametrize("block_type", BLOCK_TYPES)
+def test_the_smallest_scales_are_no_zeros(block_type: str, isa: str) -> None:
+    case = Case("file", block_type, 256, 61)
+    model = FaintModel(plain_spec(case), {"lm_head": block_type})
+    built = build_native(model, SIZES, isa=isa, weight_type="file")
+    for num_rows in (1, 3, 12, 33):
+        assert worst_share(case, isa, num_rows, built, model) <= 1
+        assert native_logits(built.runner, step_of(tokens_of(case, num_rows))).all()

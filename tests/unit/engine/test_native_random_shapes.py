@@ -157,6 +157,16 @@ def test_any_shape_agrees_with_numpy(isa: str, weight_type: WeightType, kv_type:
     assert error_of(case, *arrangement(case, isa)) < most_error(kv_type)
 
 
+def test_one_row_at_a_time_is_enough_of_a_workspace() -> None:
+    case = mixed_case("Q4_1")
+    built = build_native(case.model, Sizes(max_tokens=1, max_seqs=1), weight_type="file")
+    numpy_runner = build_numpy(HeldModel(case.model, built), Sizes(max_tokens=1, max_seqs=1))
+    for position in range(20):
+        step = ScheduledStep((request([7] * 20, position, position + 1, [5, 2]),))
+        ours, theirs = native_logits(built.runner, step), numpy_runner.compute_logits(step)
+        assert relative_error(ours, theirs) < most_error("bf16")
+
+
 # ---- What must not pass ----------------------------------------------------------------------------------------------
 
 

@@ -270,9 +270,10 @@ class PoisonedModel(ExactModel):
 
 
 @pytest.mark.parametrize("length", [5, 18])
-def test_a_request_that_went_wrong_leaves_nothing_in_its_blocks(length: int) -> None:
+@pytest.mark.parametrize("kv_type", KV_TYPES)
+def test_a_request_that_went_wrong_leaves_nothing_in_its_blocks(length: int, kv_type: KVType) -> None:
     spec = spec_of("llama")
-    used, fresh = (native_runner(spec, model=PoisonedModel(spec, "bf16")) for _ in range(2))
+    used, fresh = (native_runner(spec, kv_type=kv_type, model=PoisonedModel(spec, "bf16")) for _ in range(2))
     [wrong] = used.execute(ScheduledStep((request([7] * 32, 0, 32, [3, 4], request_id=1),)))
     assert wrong.error is not None
     tokens = [token for token in tokens_of(60) if token != 7][:length]
