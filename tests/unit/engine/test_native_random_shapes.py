@@ -125,9 +125,14 @@ def steps_of(case: Case) -> Iterator[ScheduledStep]:
 def most_error(kv_type: KVType) -> float:
     """Rounding to bf16 costs 0.0016 of a number in the mean square. A branch is made of up to a dozen such roundings
     (activations and widened weights of four products, queries, keys, values, probabilities), 0.0055; two layers and the
-    output matrix make 0.008 of it. A byte per key and value adds 0.007, a 254th of a peak of three times the spread,
-    to both. The bounds are two to three times that: shapes are small, so some rows have more than their share."""
-    return 0.03 if kv_type == "int8" else 0.02
+    output matrix make 0.008 of it. The bound is two to three times that: shapes are small, so some rows have more than
+    their share.
+
+    A byte per key and value is a 254th of twice a head's peak. Where blocks of 256 have scales far apart, the peak is
+    many times the spread, and one model in 200 comes to 0.05 (as numpy does with keys and values rounded alike); what
+    int8 may cost attention is held tighter in ``test_native_attention``.
+    """
+    return 0.06 if kv_type == "int8" else 0.02
 
 
 def arrangement(case: Case, isa: str) -> tuple[BuiltRunner, NumpyRunner]:
