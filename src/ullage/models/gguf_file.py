@@ -97,6 +97,8 @@ class GGUFFile:
 
     def _read_stored(self, name: str, first: int, count: int) -> NDArray[np.uint8]:
         tensor = self._tensors[self._names[name]]
+        if tensor.type.block_elements == 1:
+            raise ModelFileError(f"{self.path}: tensor {tensor.name} isn't stored in blocks")
         row_bytes = tensor.num_bytes // tensor.shape[0]
         return self._file.read_bytes(tensor.start + first * row_bytes, count * row_bytes).reshape(count, row_bytes)
 

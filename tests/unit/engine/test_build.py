@@ -14,7 +14,7 @@ from ullage.base.errors import ConfigError, EngineError, ModelFileError
 from ullage.engine import build, core, native_runner
 from ullage.engine.build import EngineOptions, build_engine, check_tokenizer
 from ullage.engine.scheduler import SchedulerConfig
-from ullage.kernels.layout import native_memory
+from ullage.kernels.layout import native_memory, tensor_types
 from ullage.plan import machine
 
 EOS = TOKENS.index("<|im_end|>")
@@ -59,24 +59,34 @@ class Reached(Exception):
 
 
 @pytest.mark.parametrize(("threads", "expected"), [(3, 3), (None, 7)])
-@pytest.mark.parametrize("weight_type", ["bf16", "int8"])
-def test_threads_and_weight_type_reach_the_plan_and_the_native_runner(
-    model_path, monkeypatch, threads, expected, weight_type
+@pytest.mark.parametrize(
+    ("weight_type", "kv_type", "isa"),
+    [("file", "bf16", "auto"), ("int8", "int8", "avx2"), ("int4", "bf16", "portable")],
+)
+def test_what_the_native_runner_is_asked_for_reaches_it_and_the_plan(
+    model_path, monkeypatch, threads, expected, weight_type, kv_type, isa
 ):
     def build_runner(model, ledger, **arguments):
         planned = {name: account.planned_bytes for name, account in ledger.snapshot().accounts.items()}
-        raise Reached(model.spec, planned, arguments)
+        raise Reached(model.spec, tensor_types(model), planned, arguments)
 
     monkeypatch.setattr(machine, "num_cores", lambda: 7)
     monkeypatch.setattr(build, "choose_runner", lambda wanted: ("native", None))
     monkeypatch.setattr(native_runner, "NativeRunner", build_runner)
     options = EngineOptions(
-        kv_memory=1 << 20, threads=threads, weight_type=weight_type, max_num_seqs=4, max_num_batched_tokens=64
+        kv_memory=1 << 20,
+        threads=threads,
+        weight_type=weight_type,
+        kv_cache_dtype=kv_type,
+        isa=isa,
+        max_num_seqs=4,
+        max_num_batched_tokens=64,
     )
     with pytest.raises(Reached) as reached:
         build_engine(model_path, options)
-    spec, planned, arguments = reached.value.args
+    spec, stored_types, planned, arguments = reached.value.args
     assert (arguments["num_threads"], arguments["weight_type"]) == (expected, weight_type)
+    assert (arguments["kv_type"], arguments["isa"]) == (kv_type, None if isa == "auto" else isa)
     assert (arguments["max_num_seqs"], arguments["max_num_batched_tokens"], arguments["block_size"]) == (4, 64, 32)
     needed = native_memory(
         spec,
@@ -84,6 +94,8 @@ def test_threads_and_weight_type_reach_the_plan_and_the_native_runner(
         32,
         4,
         weight_type=weight_type,
+        stored_types=stored_types,
+        kv_type=kv_type,
         max_num_batched_tokens=64,
         num_threads=expected,
     )
@@ -101,7 +113,9 @@ def test_what_bounds_steps_and_queues_reaches_the_scheduler(model_path, monkeypa
     assert reached.value.args == (SchedulerConfig(reached.value.args[0].max_model_len, 4, 16, 9, 70),)
 
 
-@pytest.mark.parametrize(("name", "value"), [("threads", 2), ("weight_type", "int8")])
+@pytest.mark.parametrize(
+    ("name", "value"), [("threads", 2), ("weight_type", "int8"), ("kv_cache_dtype", "int8"), ("isa", "portable")]
+)
 def test_what_only_the_native_runner_can_do_is_refused_by_the_numpy_one(model_path, name, value):
     with pytest.raises(ConfigError, match=f"{name} is {value}, but the numpy runner") as refused:
         LLM(model_path, **OPTIONS, **{name: value})

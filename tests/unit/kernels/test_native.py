@@ -82,7 +82,7 @@ every_holder = pytest.mark.parametrize(
 
 def test_the_kernels_were_compiled() -> None:
     assert native_unavailable_reason() is None
-    assert native_isas()[-1] == "portable"
+    assert "portable" in native_isas()
 
 
 def test_the_formats_are_those_of_the_header() -> None:
@@ -181,7 +181,7 @@ def rounded_to_bf16(values: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def inverse_of(scale: np.float32) -> np.float32:
-    return np.float32(1) / scale if scale else scale
+    return np.float32(1) / scale if scale > 0 else np.float32(0)  # below 0 where the minimum rounds above the group
 
 
 def rounded_to_int8(group: NDArray[np.float32]) -> NDArray[np.float32]:

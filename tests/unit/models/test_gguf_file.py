@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from tests.block_model import dequantized
 from tests.model_fixtures import (
     ARCHITECTURES,
     CHAT_TEMPLATE,
@@ -69,6 +70,29 @@ def test_quantised_tensors_come_back_within_a_step(opened, tensor_type, step):
     for name in ("embed", "layers.1.q", "layers.2.down"):
         expected = model.read_tensor(name)
         assert np.abs(file.read_tensor(name) - expected).max() <= step * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("tensor_type", ["Q4_0", "Q4_1", "Q5_0", "Q8_0"])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_stored_rows_are_those_that_the_values_come_from(opened, architecture, tensor_type):
+    """In canonical order, any range of them: also where llama files permute the rows of each head."""
+    file = opened(architecture, tensor_type=tensor_type)
+    for name in ("embed", "layers.1.q", "layers.2.k", "layers.0.v", "layers.1.down"):
+        assert file.stored_type(name) == tensor_type
+        values = file.read_tensor(name)
+        for first, count in ((0, len(values)), (5, 1), (7, 25)):
+            stored = file.read_stored_rows(name, first, count)
+            np.testing.assert_array_equal(dequantized(tensor_type, stored), values[first : first + count], err_msg=name)
+            stored[:] = 0  # the caller's own
+    assert file.stored_type("final_norm") == "F32"
+
+
+@pytest.mark.parametrize("tensor_type", ["F32", "F16", "BF16"])
+def test_floats_have_no_stored_blocks(opened, tensor_type):
+    file = opened(tensor_type=tensor_type)
+    assert file.stored_type("layers.0.up") == tensor_type
+    with pytest.raises(ModelFileError, match=r"blk\.0\.ffn_up\.weight isn't stored in blocks"):
+        file.read_stored_rows("layers.0.up", 0, 16)
 
 
 def test_a_tensor_larger_than_a_chunk_is_read_whole(opened):

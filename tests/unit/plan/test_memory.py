@@ -7,7 +7,7 @@ import pytest
 from tests.random_model import small_spec
 
 from ullage.base.errors import ConfigError, PlanError
-from ullage.models.spec import LayerSpec, ModelSpec, RopeSpec
+from ullage.models.spec import LayerSpec, ModelSpec, RopeSpec, expected_tensors
 from ullage.plan.memory import Plan, PlanRequest, make_plan
 
 GIB = 1 << 30
@@ -42,6 +42,7 @@ GEMMA = dataclasses.replace(
 REQUEST = PlanRequest(
     runner="native",
     weight_type="bf16",
+    kv_type="bf16",
     block_size=32,
     max_model_len=None,
     max_num_seqs=32,
@@ -52,10 +53,17 @@ REQUEST = PlanRequest(
 
 
 def plan_of(
-    spec: ModelSpec = SMOLLM2, *, available: int = 8 * GIB, runtime: int = 100 << 20, **changes: object
+    spec: ModelSpec = SMOLLM2,
+    *,
+    stored_type: str = "Q4_1",
+    available: int = 8 * GIB,
+    runtime: int = 100 << 20,
+    **changes: object,
 ) -> Plan:
+    """:param stored_type: of every matrix in the file"""
     request = dataclasses.replace(REQUEST, **changes)
-    return make_plan(spec, request, available_bytes=available, runtime_bytes=runtime)
+    stored_types = {name: stored_type if len(shape) == 2 else "F32" for name, shape in expected_tensors(spec).items()}
+    return make_plan(spec, stored_types, request, available_bytes=available, runtime_bytes=runtime)
 
 
 def test_a_token_takes_what_the_formula_says():
@@ -70,14 +78,38 @@ def test_the_pool_has_as_many_whole_blocks_as_its_memory_holds():
     assert plan.capacity_tokens == 91 * 32
 
 
-@pytest.mark.parametrize(("weight_type", "bytes_each"), [("bf16", 2), ("int8", 1)])
-def test_weights_are_parameters_times_bytes_each(weight_type, bytes_each):
-    embedding = 49152 * 576
-    matrices = 30 * (576 * (576 + 2 * 192) + 576 * 576 + 3 * 576 * 1536)
-    norms = (2 * 30 + 1) * 576 * 4
-    scales = (embedding + matrices) // 32 * 4 if weight_type == "int8" else 0
-    expected = (embedding + matrices) * bytes_each + norms + scales
-    assert plan_of(weight_type=weight_type).planned_bytes()["weights"] == expected
+def test_int8_keys_and_values_take_a_byte_each_and_a_scale_per_head():
+    # 2 (K and V) x 30 layers x 3 heads x (64 x 1 byte + 4 bytes)
+    plan = plan_of(kv_type="int8")
+    assert plan.token_bytes == 12_240
+    assert plan.num_blocks == (64 << 20) // (32 * 12_240) == 171
+
+
+EMBEDDING = 49152 * 576
+LAYERS = 30 * (576 * (576 + 2 * 192) + 576 * 576 + 3 * 576 * 1536)
+NORMS = (2 * 30 + 1) * 576 * 4
+
+
+@pytest.mark.parametrize(
+    ("weight_type", "stored_type", "embedding_bits", "layer_bits"),
+    [
+        ("bf16", "Q4_1", 16, 16),
+        ("int8", "Q4_1", 8.5, 8.5),  # 8 bits and a half-precision scale for 32
+        ("int4", "Q4_1", 8.5, 5),  # a scale and a minimum for 32; the vocabulary stays at 8 bits
+        ("file", "Q4_0", 4.5, 4.5),
+        ("file", "Q4_1", 5, 5),
+        ("file", "Q4_K", 6, 6),  # scale and minimum in float32, for 32
+        ("file", "Q5_0", 8.5, 8.5),
+        ("file", "Q5_K", 10, 10),
+        ("file", "Q6_K", 10, 10),  # a float32 scale for 16
+        ("file", "Q8_0", 8.5, 8.5),
+        ("file", "BF16", 16, 16),
+        ("file", "Q3_K", 16, 16),
+    ],
+)
+def test_weights_are_parameters_times_bits_each(weight_type, stored_type, embedding_bits, layer_bits):
+    planned = plan_of(weight_type=weight_type, stored_type=stored_type).planned_bytes()
+    assert planned["weights"] == (EMBEDDING * embedding_bits + LAYERS * layer_bits) / 8 + NORMS
 
 
 def test_numpy_holds_everything_in_float32():
@@ -220,6 +252,22 @@ def test_formulas_are_filled_in_with_the_figures_they_give():
     assert math.prod([2, 30, 3, 64, 2, 2912]) == plan.planned_bytes()["kv_pool"]
     assert formulas["logits"] == "32 sequences x 49,152 tokens x 4 B"
     assert math.prod([32, 49152, 4]) == plan.planned_bytes()["logits"]
+
+
+def test_the_plan_names_the_formats_of_the_weights_and_their_bytes():
+    def formula_of(**changes: object) -> str:
+        return next(account.formula for account in plan_of(**changes).accounts if account.name == "weights")
+
+    rest = "; norms in float32; the embedding is also the output matrix"
+    assert formula_of(weight_type="file") == "matrices: 80.2 MiB int4_min" + rest
+    assert formula_of(weight_type="int4") == "matrices: 63.3 MiB int4_min, 28.7 MiB int8" + rest
+    assert formula_of(runner="numpy").startswith("every tensor in float32")
+
+
+def test_int8_keys_and_values_show_in_the_formula():
+    formulas = {account.name: account.formula for account in plan_of(kv_type="int8").accounts}
+    assert formulas["kv_pool"] == "2 (K, V) x 30 layers x 3 heads x (64 x 1 B + 4 B) x 5,472 tokens"
+    assert plan_of(kv_type="int8").planned_bytes()["kv_pool"] == 2 * 30 * 3 * (64 + 4) * 5472
 
 
 def test_sizes_the_native_kernels_cannot_take_are_refused_before_anything_is_counted():
