@@ -8,21 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from unittest.mock import patch
 
 import numpy as np
 from numpy.typing import NDArray
 from tests.packed_weights import unpacked_tensors
 from tests.random_model import RandomModel
 
-from ullage.engine import native_runner
 from ullage.engine.native_runner import NativeRunner
 from ullage.engine.numpy_runner import NumpyRunner
 from ullage.engine.sampling_params import SamplingParams
-from ullage.engine.step import ScheduledRequest, ScheduledStep
+from ullage.engine.step import ScheduledRequest
 from ullage.kernels.layout import KVType, WeightLayout, native_memory, numpy_memory, tensor_types, weight_layout
 from ullage.kernels.weight_formats import WeightType
-from ullage.models.spec import expected_tensors
+from ullage.models.layer_groups import layer_groups
+from ullage.models.spec import ModelSpec, expected_tensors
 from ullage.plan.ledger import MemoryLedger
 
 LOGPROBS = SamplingParams(temperature=0.0, logprobs=20, max_tokens=1)
@@ -39,9 +38,13 @@ class Sizes:
     """What both runners are built for."""
 
     num_blocks: int = 24
+    """For each layer group."""
     block_size: int = 16
     max_tokens: int = 206
     max_seqs: int = 8
+
+    def pool_blocks(self, spec: ModelSpec) -> int:
+        return self.num_blocks * len(layer_groups(spec))
 
 
 class KeepingLedger(MemoryLedger):
@@ -74,9 +77,10 @@ def build_native(
     threads: int = 2,
 ) -> BuiltRunner:
     stored_types = tensor_types(model)
+    num_blocks = sizes.pool_blocks(model.spec)
     planned = native_memory(
         model.spec,
-        sizes.num_blocks,
+        num_blocks,
         sizes.block_size,
         sizes.max_seqs,
         weight_type=weight_type,
@@ -89,7 +93,7 @@ def build_native(
     runner = NativeRunner(
         model,
         ledger,
-        num_blocks=sizes.num_blocks,
+        num_blocks=num_blocks,
         block_size=sizes.block_size,
         max_num_batched_tokens=sizes.max_tokens,
         max_num_seqs=sizes.max_seqs,
@@ -104,10 +108,11 @@ def build_native(
 
 
 def build_numpy(model: RandomModel, sizes: Sizes = Sizes()) -> NumpyRunner:
+    num_blocks = sizes.pool_blocks(model.spec)
     return NumpyRunner(
         model,
-        MemoryLedger(numpy_memory(model.spec, sizes.num_blocks, sizes.block_size, sizes.max_seqs)),
-        num_blocks=sizes.num_blocks,
+        MemoryLedger(numpy_memory(model.spec, num_blocks, sizes.block_size, sizes.max_seqs)),
+        num_blocks=num_blocks,
         block_size=sizes.block_size,
         max_num_batched_tokens=sizes.max_tokens,
         max_num_seqs=sizes.max_seqs,
@@ -126,18 +131,6 @@ class HeldModel(RandomModel):
         return self._matrices[name] if name in self._matrices else self._model.read_tensor(name)
 
 
-def native_logits(runner: NativeRunner, step: ScheduledStep) -> Floats:
-    """``[requests with needs_logits, vocab]``"""
-    with patch.object(native_runner, "sample", lambda logits, _: logits.copy()):
-        logits = runner.execute(step)
-    return np.asarray(logits, np.float32).reshape(-1, runner_vocab(runner))
-
-
-def runner_vocab(runner: NativeRunner) -> int:
-    assert runner._decoder is not None
-    return runner._decoder._spec.vocab_size
-
-
 def relative_error(ours: Floats, theirs: Floats) -> float:
     """Root mean square of the difference of a row, in units of the row's own spread; the worst row."""
     assert ours.shape == theirs.shape
@@ -147,14 +140,23 @@ def relative_error(ours: Floats, theirs: Floats) -> float:
 
 
 def request(
-    tokens: Sequence[int], start: int, end: int, blocks: Sequence[int], *, request_id: int = 0, logits: bool = True
+    tokens: Sequence[int],
+    start: int,
+    end: int,
+    tables: Sequence[Sequence[int]],
+    *,
+    request_id: int = 0,
+    logits: bool = True,
 ) -> ScheduledRequest:
-    """Tokens ``start .. end`` of a request."""
+    """Tokens ``start .. end`` of a request.
+
+    :param tables: blocks by layer group, see ``tables_of``
+    """
     return ScheduledRequest(
         request_id=request_id,
         token_ids=tokens[start:end],
         num_computed_tokens=start,
-        block_ids=blocks,
+        block_tables=tables,
         sampling=LOGPROBS,
         seed=0,
         needs_logits=logits,

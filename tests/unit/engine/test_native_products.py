@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from tests.block_model import BLOCK_TYPES, SPREAD, BlockModel, block_shape, random_rows
-from tests.native_runners import BYTE_ROWS, BuiltRunner, Sizes, build_native, native_logits, request
+from tests.native_runners import BYTE_ROWS, BuiltRunner, Sizes, build_native, request
 from tests.packed_weights import GROUP_LAYOUTS, unpacked_tensors
 from tests.random_model import small_spec
 
@@ -92,7 +92,7 @@ def tokens_of(case: Case, num_rows: int) -> list[int]:
 
 def step_of(tokens: list[int]) -> ScheduledStep:
     """Each token the first of a request of its own."""
-    return ScheduledStep(tuple(request([token], 0, 1, [i], request_id=i) for i, token in enumerate(tokens)))
+    return ScheduledStep(tuple(request([token], 0, 1, [[i]], request_id=i) for i, token in enumerate(tokens)))
 
 
 def expected_products(model: PlainModel, built: BuiltRunner, tokens: list[int]) -> tuple[Doubles, Doubles, Doubles]:
@@ -122,7 +122,7 @@ def worst_share(case: Case, isa: str, num_rows: int, built: BuiltRunner, model: 
     tokens = tokens_of(case, num_rows)
     expected, x, matrix = expected_products(model, built, tokens)
     format_name = built.layout.operators[-1].matrix.format.name
-    error = np.abs(native_logits(built.runner, step_of(tokens)) - expected)
+    error = np.abs(built.runner.compute_logits(step_of(tokens)) - expected)
     return float(np.max(error / most_lost(format_name, isa, x, matrix)))
 
 
@@ -142,4 +142,4 @@ def test_the_smallest_scales_are_no_zeros(block_type: str, isa: str) -> None:
     built = build_native(model, SIZES, isa=isa, weight_type="file")
     for num_rows in (1, 3, 12, 33):
         assert worst_share(case, isa, num_rows, built, model) <= 1
-        assert native_logits(built.runner, step_of(tokens_of(case, num_rows))).all()
+        assert built.runner.compute_logits(step_of(tokens_of(case, num_rows))).all()

@@ -24,12 +24,11 @@ from tests.native_runners import (
     Sizes,
     build_native,
     build_numpy,
-    native_logits,
     relative_error,
     request,
 )
 from tests.packed_weights import GROUP_LAYOUTS
-from tests.random_model import small_spec
+from tests.random_model import small_spec, tables_of
 
 from ullage.engine.numpy_runner import NumpyRunner
 from ullage.engine.step import ScheduledStep
@@ -108,15 +107,17 @@ def sizes_of(case: Case) -> Sizes:
 def steps_of(case: Case) -> Iterator[ScheduledStep]:
     """Each context in chunks of its own without logits, then all sequences together."""
     rng = np.random.default_rng(len(case.sequences))
-    free = rng.permutation(sizes_of(case).num_blocks).tolist()
+    num_blocks = sizes_of(case).num_blocks
+    free = rng.permutation(num_blocks).tolist()
     last = []
     for number, (before, rows, wants_logits) in enumerate(case.sequences):
         tokens = rng.integers(0, case.model.spec.vocab_size, before + rows).tolist()
         blocks = [free.pop() for _ in range(-(-(before + rows) // case.block_size))]
+        tables = tables_of(case.model.spec, blocks, num_blocks)
         for start in range(0, before, MAX_TOKENS):
             end = min(start + MAX_TOKENS, before)
-            yield ScheduledStep((request(tokens, start, end, blocks, request_id=number, logits=False),))
-        last.append(request(tokens, before, before + rows, blocks, request_id=number, logits=wants_logits))
+            yield ScheduledStep((request(tokens, start, end, tables, request_id=number, logits=False),))
+        last.append(request(tokens, before, before + rows, tables, request_id=number, logits=wants_logits))
     yield ScheduledStep(tuple(last))
     # again, with all logits: keys and values are written anew, and who was not asked must be right too
     yield ScheduledStep(tuple(replace(each, needs_logits=True) for each in last))
@@ -145,7 +146,7 @@ def arrangement(case: Case, isa: str) -> tuple[BuiltRunner, NumpyRunner]:
 def error_of(case: Case, built: BuiltRunner, numpy_runner: NumpyRunner) -> float:
     worst = 0.0
     for step in steps_of(case):
-        ours, theirs = native_logits(built.runner, step), numpy_runner.compute_logits(step)
+        ours, theirs = built.runner.compute_logits(step), numpy_runner.compute_logits(step)
         assert ours.shape == theirs.shape
         if len(theirs):
             worst = max(worst, relative_error(ours, theirs))
@@ -163,12 +164,13 @@ def test_any_shape_agrees_with_numpy(isa: str, weight_type: WeightType, kv_type:
 
 
 def test_one_row_at_a_time_is_enough_of_a_workspace() -> None:
-    case = mixed_case("Q4_1")
-    built = build_native(case.model, Sizes(max_tokens=1, max_seqs=1), weight_type="file")
-    numpy_runner = build_numpy(HeldModel(case.model, built), Sizes(max_tokens=1, max_seqs=1))
+    case, sizes = mixed_case("Q4_1"), Sizes(max_tokens=1, max_seqs=1)
+    built = build_native(case.model, sizes, weight_type="file")
+    numpy_runner = build_numpy(HeldModel(case.model, built), sizes)
+    tables = tables_of(case.model.spec, [5, 2], sizes.num_blocks)
     for position in range(20):
-        step = ScheduledStep((request([7] * 20, position, position + 1, [5, 2]),))
-        ours, theirs = native_logits(built.runner, step), numpy_runner.compute_logits(step)
+        step = ScheduledStep((request([7] * 20, position, position + 1, tables),))
+        ours, theirs = built.runner.compute_logits(step), numpy_runner.compute_logits(step)
         assert relative_error(ours, theirs) < most_error("bf16")
 
 

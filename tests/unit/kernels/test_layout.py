@@ -11,7 +11,6 @@ from ullage.kernels.layout import (
     ALIGNMENT,
     WeightLayout,
     kv_block_bytes,
-    kv_token_bytes,
     native_memory,
     tensor_types,
     weight_layout,
@@ -100,10 +99,12 @@ def test_types_come_from_the_file():
 
 
 @pytest.mark.parametrize(("kv_type", "head_bytes"), [("bf16", 2 * 16), ("int8", 16 + 4)])
-def test_a_block_holds_keys_and_values_of_every_layer_and_head(kv_type, head_bytes):
-    spec = spec_of("llama")
-    assert kv_token_bytes(spec, kv_type) == 2 * 3 * 2 * head_bytes
-    assert kv_block_bytes(spec, 48, kv_type) == 48 * kv_token_bytes(spec, kv_type)
+@pytest.mark.parametrize(("architecture", "layers"), [("llama", 3), ("gemma3", 1)])
+def test_a_block_holds_keys_and_values_of_every_layer_of_a_group_and_every_head(
+    architecture, layers, kv_type, head_bytes
+):
+    """Of gemma3's three layers here two have a window: groups of one."""
+    assert kv_block_bytes(spec_of(architecture), 48, kv_type) == 48 * 2 * layers * 2 * head_bytes
 
 
 def test_the_workspace_grows_with_tokens_and_threads():

@@ -53,7 +53,7 @@ def test_a_folder_and_a_gguf_file_of_the_same_weights_are_the_same_model(opened,
 def test_a_folder_tells_its_type_and_has_no_blocks(opened, dtype):
     folder = opened(dtype=dtype)
     assert {folder.stored_type(name) for name in folder.tensor_names()} == {dtype}
-    with pytest.raises(ModelFileError, match=r"tensor layers\.1\.up isn't stored in blocks"):
+    with pytest.raises(ModelFileError, match=r"tensor layers\.1\.up aren't stored in blocks"):
         folder.read_stored_rows("layers.1.up", 0, 4)
 
 

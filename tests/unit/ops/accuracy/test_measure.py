@@ -23,9 +23,13 @@ MODEL = tiny_model("llama")
 VOCABULARY = MODEL.spec.vocab_size
 DRAWN = np.random.default_rng(0).integers(0, VOCABULARY, 75).tolist()
 PIECES = Pieces((tuple(DRAWN[:33]), tuple(DRAWN[33:66]), tuple(DRAWN[66:])), 80)
-MOST_NATS = {"bf16": 0.005, "int8": 0.02}
-"""By weight type, with activations, keys and values rounded too. A misplaced row costs several nats."""
-MOST_NATS_OF_OTHERS = 0.5
+MOST_NATS = {"file": 0.005, "bf16": 0.005, "int8": 0.02, "int4": 1.0}
+"""By weight type, with activations, keys and values rounded too. A misplaced row costs several nats.
+
+``file`` is bf16 here: the model has no blocks. int4's step is a 15th of a group's range, 17 times int8's. A random
+model's groups have no structure that would spare it that error and its logits are far apart, so the divergence, which
+grows with the square of the error, is 0.66 where int8's is 0.007.
+"""
 
 
 @pytest.fixture
@@ -79,8 +83,7 @@ def test_every_format_and_feeding_of_the_kernels_is_measured_and_near_the_refere
     assert len(started) == 1 + len(measurements)
     assert versions == {}
     for measurement in measurements:
-        most_nats = MOST_NATS.get(measurement.formats["weight_type"], MOST_NATS_OF_OTHERS)
-        assert 0 < measurement.accuracy.mean_divergence < most_nats
+        assert 0 < measurement.accuracy.mean_divergence < MOST_NATS[measurement.formats["weight_type"]]
         assert measurement.accuracy.num_positions == 75
 
 
