@@ -240,6 +240,16 @@ def test_groups_without_a_spread_are_held(format_name: str) -> None:
         np.testing.assert_array_equal(pack_floats(format_name, rows, 32)[:3], rows)
 
 
+def test_a_narrow_group_is_its_minimum_where_that_rounds_above_all_of_it() -> None:
+    """Halves beside 1 are 2^-10 apart: all of the first group rounds up to the next, the second is on both sides."""
+    rows = np.repeat(np.float32([[0.6, 0.4]]) * np.float32(2.0**-10) + 1, 32, axis=1)
+    rows += np.tile(np.linspace(0, 0.2 * 2.0**-10, 32, dtype=np.float32), 2)
+    packed = pack_floats("int4_min", rows, 32)
+    np.testing.assert_array_equal(packed[0, :32], np.float32(1 + 2.0**-10))
+    assert np.abs(packed[:1] - rows).max() < 0.41 * 2.0**-10
+    np.testing.assert_array_equal(packed[:1], ROUNDINGS["int4_min"](rows))
+
+
 def test_floats_too_large_for_a_half_are_held_down_to_the_largest() -> None:
     rows = np.full((1, 32), 1e10, np.float32)
     assert pack_floats("int8", rows, 32)[0, 0] == 127 * 65504
