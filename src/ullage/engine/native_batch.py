@@ -7,6 +7,7 @@ would cost more than all the rest.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate, chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -54,22 +55,37 @@ def decoder_arrays(requests: Sequence[ScheduledRequest]) -> DecoderArrays:
             table_starts.append(len(block_tables))
             block_tables += table
     lists = (token_ids, positions, seq_starts, block_tables, table_starts, logit_rows)
-    return DecoderArrays(*(np.array(numbers, np.int32) for numbers in lists))
+    numbers = np.array([*chain.from_iterable(lists)], np.int32)  # one array and views of it: half the time of six
+    ends = [*accumulate(map(len, lists))]
+    return DecoderArrays(*(numbers[end - len(part) : end] for part, end in zip(lists, ends, strict=True)))
 
 
-def sampling_batch(requests: Sequence[ScheduledRequest], vocab_size: int) -> SamplingBatch:
-    """How the requests' tokens are chosen.
+class SamplingBatches:
+    """How the requests' tokens are chosen, step by step. Plain greedy batches are made once."""
 
-    :param requests: those with ``needs_logits``
-    :raises EngineError: an id to bias or to ban is not in the vocabulary
-    """
-    token_ids: list[int] = []
-    bias_values: list[float] = []
-    rows = [
-        PLAIN_GREEDY if _is_plain_greedy(request) else _sampling_row(request, vocab_size, token_ids, bias_values)
-        for request in requests
-    ]
-    return SamplingBatch.of(rows, token_ids, bias_values)
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._plain_greedy: dict[int, SamplingBatch] = {}
+        """By the number of rows, of which there are no more than sequences in a step."""
+
+    def of(self, requests: Sequence[ScheduledRequest]) -> SamplingBatch:
+        """
+        :param requests: those with ``needs_logits``
+        :raises EngineError: an id to bias or to ban is not in the vocabulary
+        """
+        if all(map(_is_plain_greedy, requests)):
+            if len(requests) not in self._plain_greedy:
+                self._plain_greedy[len(requests)] = SamplingBatch.of([PLAIN_GREEDY] * len(requests))
+            return self._plain_greedy[len(requests)]
+        token_ids: list[int] = []
+        bias_values: list[float] = []
+        rows = [
+            PLAIN_GREEDY
+            if _is_plain_greedy(request)
+            else _sampling_row(request, self._vocab_size, token_ids, bias_values)
+            for request in requests
+        ]
+        return SamplingBatch.of(rows, token_ids, bias_values)
 
 
 def _is_plain_greedy(request: ScheduledRequest) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ullage.engine.native_batch import decoder_arrays, sampled_tokens, sampling_batch
+from ullage.engine.native_batch import SamplingBatches, decoder_arrays, sampled_tokens
 from ullage.engine.step import SampledToken, ScheduledStep
 from ullage.kernels.layout import (
     KVType,
@@ -47,7 +47,7 @@ class NativeRunner:
         isa: str | None = None,
     ) -> None:
         spec = model.spec
-        self._vocab_size = spec.vocab_size
+        self._sampling = SamplingBatches(spec.vocab_size)
         check_runnable(spec, block_size)
         layout = weight_layout(spec, weight_type, tensor_types(model))
         workspace = workspace_layout(spec, max_num_batched_tokens, num_threads, block_size, kv_type)
@@ -72,7 +72,7 @@ class NativeRunner:
     def execute(self, step: ScheduledStep) -> list[SampledToken]:
         assert self._decoder is not None, "executed after close"
         sampled = [request for request in step.requests if request.needs_logits]
-        sampling = sampling_batch(sampled, self._vocab_size)
+        sampling = self._sampling.of(sampled)
         return sampled_tokens(sampled, self._decoder.step(*decoder_arrays(step.requests), sampling))
 
     def compute_logits(self, step: ScheduledStep) -> NDArray[np.float32]:

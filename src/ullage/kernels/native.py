@@ -107,6 +107,8 @@ class NativeDecoder:
         spec = model.spec
         arena = _bytes_of(weights)
         self._logits: NDArray[np.float32] = np.frombuffer(logits, np.float32).reshape(-1, _padded_vocabulary(layout))
+        self._sampled = np.zeros(len(self._logits), SAMPLED_ROW)
+        self._sampled_bytes = as_bytes(self._sampled)
         self._spec = spec
         try:
             self._decoder = _native.Decoder(
@@ -176,10 +178,10 @@ class NativeDecoder:
         :param table_starts: ``[layer groups, sequences]``, flat: where each table begins
         :param logit_rows: ascending rows whose logits are wanted
         :param sampling: one row for each of ``logit_rows``, or none: then ``logits`` is what the step leaves
-        :returns: ``[rows to sample]`` of ``SAMPLED_ROW``
+        :returns: ``[rows to sample]`` of ``SAMPLED_ROW``, a view that the next step overwrites
         :raises EngineError: the arrays don't describe a step this decoder can run
         """
-        sampled = np.zeros(len(sampling.rows), SAMPLED_ROW)
+        num_sampled = len(sampling.rows)
         try:
             self._decoder.step(
                 token_ids,
@@ -188,14 +190,14 @@ class NativeDecoder:
                 block_tables,
                 table_starts,
                 logit_rows,
-                as_bytes(sampling.rows),
+                sampling.row_bytes,
                 sampling.token_ids,
                 sampling.bias_values,
-                as_bytes(sampled),
+                self._sampled_bytes[:num_sampled],
             )
         except ValueError as error:
             raise EngineError(f"native step refused: {error}") from error
-        return sampled
+        return self._sampled[:num_sampled]
 
     def logits(self, num_rows: int) -> NDArray[np.float32]:
         """Logits of the last step's first ``logit_rows``, as they came from the model.
@@ -215,7 +217,7 @@ def sample_logits(logits: NDArray[np.float32], sampling: SamplingBatch, isa: str
     sampled = np.zeros(len(sampling.rows), SAMPLED_ROW)
     memory = np.empty(sampling_scratch_bytes(logits.shape[1]) + ALIGNMENT, np.uint8)
     scratch = memory[-memory.ctypes.data % ALIGNMENT :]
-    rows, token_ids, values = as_bytes(sampling.rows), sampling.token_ids, sampling.bias_values
+    rows, token_ids, values = sampling.row_bytes, sampling.token_ids, sampling.bias_values
     try:
         _native.sample(isa, logits, rows, token_ids, values, as_bytes(sampled), scratch)
     except ValueError as error:

@@ -55,11 +55,13 @@ class SamplingBatch:
     """How the rows of one step are sampled.
 
     :param rows: [rows] of ``SAMPLING_ROW``
+    :param row_bytes: the same as bytes
     :param token_ids: what the rows' starts point into: histories, ids to bias, ids to ban. int32
     :param bias_values: one for each id to bias. float32
     """
 
     rows: NDArray[Any]
+    row_bytes: NDArray[np.uint8]
     token_ids: NDArray[np.int32]
     bias_values: NDArray[np.float32]
 
@@ -68,8 +70,9 @@ class SamplingBatch:
         rows: Sequence[tuple[float, ...]], token_ids: Sequence[int] = (), bias_values: Sequence[float] = ()
     ) -> SamplingBatch:
         """:param rows: fields in the order of ``SAMPLING_ROW``"""
+        records = np.array(rows, SAMPLING_ROW)
         return SamplingBatch(
-            np.array(rows, SAMPLING_ROW), np.asarray(token_ids, np.int32), np.asarray(bias_values, np.float32)
+            records, as_bytes(records), np.asarray(token_ids, np.int32), np.asarray(bias_values, np.float32)
         )
 
 

@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from ullage.base.errors import EngineError
-from ullage.engine.native_batch import decoder_arrays, sampled_tokens, sampling_batch
+from ullage.engine.native_batch import SamplingBatches, decoder_arrays, sampled_tokens
 from ullage.engine.sampler import Logits, adjust_logits, keep_likely, sample, uniform
 from ullage.engine.sampling_params import SamplingParams
 from ullage.engine.step import SampledToken, ScheduledRequest
@@ -50,7 +50,7 @@ def request(
 
 def native_sample(logits: Logits, requests: Sequence[ScheduledRequest], isa: str) -> list[SampledToken]:
     before = logits.copy()
-    sampled = sample_logits(logits, sampling_batch(requests, logits.shape[1]), isa)
+    sampled = sample_logits(logits, SamplingBatches(logits.shape[1]).of(requests), isa)
     np.testing.assert_array_equal(logits, before)
     return sampled_tokens(requests, sampled)
 
@@ -215,21 +215,23 @@ def test_ids_outside_the_vocabulary_are_refused_as_the_specification_does(option
     with pytest.raises(EngineError, match=r"request 3: token ids must be 0..4, got \["):
         sample(np.zeros((1, 5), np.float32), [scheduled])
     with pytest.raises(EngineError, match=r"request 3: token ids must be 0..4, got \["):
-        sampling_batch([scheduled], 5)
+        SamplingBatches(5).of([scheduled])
 
 
 def test_only_what_the_penalties_count_travels() -> None:
     history = {"prompt": range(100), "output": [7, 8, 7]}
-    assert sampling_batch([request(**history, temperature=1.0)], 200).token_ids.tolist() == []
-    assert sampling_batch([request(**history, presence_penalty=1.0)], 200).token_ids.tolist() == [7, 8, 7]
-    batch = sampling_batch([request(), request(**history, repetition_penalty=1.1, banned=[5])], 200)
+    assert SamplingBatches(200).of([request(**history, temperature=1.0)]).token_ids.tolist() == []
+    assert SamplingBatches(200).of([request(**history, presence_penalty=1.0)]).token_ids.tolist() == [7, 8, 7]
+    batch = SamplingBatches(200).of([request(), request(**history, repetition_penalty=1.1, banned=[5])])
     assert batch.token_ids.tolist() == [*range(100), 7, 8, 7, 5]
     starts = ["history_start", "output_start", "bias_start", "banned_start", "end"]
     assert batch.rows[starts][1].item() == (0, 100, 103, 103, 104)
 
 
 def test_requests_become_the_arrays_of_a_step() -> None:
-    prefill = replace(request(prompt=range(10, 15)), token_ids=[10, 11, 12], num_computed_tokens=0, block_tables=[[4, 2]])
+    prefill = replace(
+        request(prompt=range(10, 15)), token_ids=[10, 11, 12], num_computed_tokens=0, block_tables=[[4, 2]]
+    )
     chunk = replace(prefill, needs_logits=False, block_tables=[[9]])
     decode = replace(request(prompt=range(7)), block_tables=[[1, 3, 5]])
     arrays = decoder_arrays([chunk, decode, prefill])

@@ -87,6 +87,7 @@ def test_as_many_rows_are_sampled_as_there_are_logits() -> None:
 
 
 def test_rows_of_another_layout_are_refused() -> None:
-    other = SamplingBatch(np.zeros(1, np.dtype([("temperature", np.float64)])), np.zeros(0, np.int32), LOGITS[0, :0])
+    rows = np.zeros(1, np.dtype([("temperature", np.float64)]))
+    other = SamplingBatch(rows, as_bytes(rows), np.zeros(0, np.int32), LOGITS[0, :0])
     with pytest.raises(EngineError, match="sampling rows of another size"):
         sampled(other)

@@ -5,6 +5,7 @@
 #include <thread>
 #include <vector>
 
+#include "affinity.h"
 #include "barrier.h"
 
 namespace ullage {
@@ -25,6 +26,7 @@ class ThreadPool {
   void stop();
 
   const int max_spins_;
+  Cores cores_;
   const std::function<void(int)>* task_ = nullptr;  // null: the threads end
   Epoch started_;
   Barrier finished_;
