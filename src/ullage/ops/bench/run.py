@@ -141,7 +141,7 @@ def _measure(request: BenchRequest, spec: ModelSpec, comparison: Comparison, pro
         probe.sample()
         measured[point.name] = comparison.measure(point)
     probe.sample()
-    machine = machine_of(probe.bytes_per_second, peaks, request.options.weight_type)
+    machine = machine_of(probe.bytes_per_second, peaks)
     descriptions = comparison.describe()
     return {
         "format": RESULT_FORMAT,
