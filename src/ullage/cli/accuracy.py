@@ -1,4 +1,4 @@
-"""``ullage accuracy``: how far the kernels' next-token distributions are from the float32 reference."""
+"""``ullage bench accuracy``: how far the kernels' next-token distributions are from the float32 reference."""
 
 from __future__ import annotations
 

@@ -11,6 +11,11 @@ BENCHES = {
         "ullage.cli.bench_engine:engine",
         "Measure how fast the engine runs a model, beside its peers.",
     ),
+    "accuracy": (
+        "ullage.cli.accuracy:accuracy",
+        "Compare the kernels with the float32 reference on plain text.",
+    ),
+    "soak": ("ullage.cli.bench_soak:soak", "Load a model for a long time; watch its memory and speed."),
     "report": ("ullage.cli.bench_report:report", "Write BENCHMARKS.md and its plots from the result files."),
 }
 

@@ -18,7 +18,6 @@ COMMANDS = {
     "chat": ("ullage.cli.generate:chat", "Talk with a model in this terminal."),
     "generate": ("ullage.cli.generate:generate", "Continue a text and print it as it is made."),
     "bench": ("ullage.cli.bench:bench", "Measure speed and memory on this machine."),
-    "accuracy": ("ullage.cli.accuracy:accuracy", "Compare the kernels with the float32 reference on plain text."),
     "demo": ("ullage.cli.demo:demo", "Fetch, serve and ask a small model, and show its memory."),
 }
 """Name -> (module:object, the line in the help)."""

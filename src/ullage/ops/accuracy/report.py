@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import platform
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-import numpy as np
-
-import ullage
 from ullage.ops.accuracy.measure import Measurement, Workload
 from ullage.ops.accuracy.pieces import Text
-from ullage.plan.machine import num_cores
+from ullage.ops.bench.machine import describe_commit, describe_machine, describe_versions
 
 COLUMNS = ("engine", "weights", "KV", "fed as", "KL mean", "KL p99", "KL max", "top-1", "perplexity")
 NUM_TEXT_COLUMNS = 4
@@ -44,14 +39,9 @@ class Report:
             "kind": "accuracy",
             "date": f"{datetime.now(UTC):%Y-%m-%d %H:%M UTC}",
             "command": self.command,
-            "commit": commit(Path(ullage.__file__).parent),
-            "versions": {
-                "ullage": ullage.__version__,
-                "python": platform.python_version(),
-                "numpy": np.__version__,
-                **self.versions,
-            },
-            "machine": {"processor": processor_name(), "cores": num_cores(), "system": platform.platform()},
+            **describe_commit(),
+            "versions": {**describe_versions(), **self.versions},
+            "machine": describe_machine(),
             "model": {"name": self.model_path.name, "sha256": file_digest(self.model_path)},
             "text": {
                 "names": self.text.names,
@@ -108,27 +98,6 @@ def _cells(measurement: Measurement) -> tuple[str, ...]:
         f"{accuracy.top1_agreement:.2%}",
         f"{accuracy.perplexity:.4f}",
     )
-
-
-def commit(folder: Path) -> str | None:
-    """Of the repository that the code runs from, with ``+`` after it where files differ; None outside of one."""
-
-    def git(*arguments: str) -> str:
-        command = ["git", "-C", str(folder), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-
-    try:
-        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
-    except (OSError, subprocess.CalledProcessError):
-        return None
-
-
-def processor_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
 def file_digest(path: Path) -> str | None:

@@ -22,7 +22,8 @@ run: compare within a table only.
 ```bash
 make bench                                              # the standard scenario on SmolLM2
 ullage bench engine MODEL --scenario full --output benchmarks/results
-ullage accuracy MODEL --output benchmarks/results       # divergence from the float32 reference
+ullage bench accuracy MODEL --output benchmarks/results # divergence from the float32 reference
+ullage bench soak MODEL --output benchmarks/results     # random load for half an hour
 ullage bench report                                     # writes this page and its plots anew
 ```
 
@@ -81,7 +82,7 @@ def engine_section(name: str, result: Result) -> str:
 
 
 def accuracy_section(name: str, result: Result) -> str:
-    """One run of ``ullage accuracy``."""
+    """One run of ``ullage bench accuracy``."""
     text = result["text"]
     header = ["engine, weights, KV, fed as", "KL mean", "KL p99", "KL max", "top-1", "perplexity"]
     rows = []
@@ -107,7 +108,38 @@ def accuracy_section(name: str, result: Result) -> str:
     return "\n".join(lines)
 
 
-SECTIONS: Mapping[str, Callable[[str, Result], str]] = {"engine": engine_section, "accuracy": accuracy_section}
+def soak_section(name: str, result: Result) -> str:
+    """One run of ``ullage bench soak``."""
+    summary = result["summary"]
+    samples = summary["samples"]
+    step = max(1, len(samples) // 6)
+    header = ["after", "resident", "of the plan", "one sequence alone", "requests", "tokens"]
+    rows = [
+        [
+            f"{sample['seconds'] / 60:.0f} min",
+            f"{sample['resident_bytes'] / 2**20:,.1f} MiB",
+            f"{sample['resident_bytes'] / result['planned_bytes'] - 1:+.2%}",
+            f"{sample['probe_tokens_per_second']:.0f} tokens/s",
+            f"{sample['num_requests']:,}",
+            f"{sample['num_tokens']:,}",
+        ]
+        for sample in [*samples[:-1:step], samples[-1]]
+    ]
+    lines = [
+        f"\n## {result['model']['name']}, random load, {result['date'][:10]}\n",
+        f"`{result['command']}`\n",
+        f"Last third against first: resident memory {summary['memory_change']:+.2%}, speed of one sequence "
+        f"{summary['speed_change']:+.1%}. [All samples](benchmarks/results/{name}.json).\n",
+        _markdown((header, rows)),
+    ]
+    return "\n".join(lines)
+
+
+SECTIONS: Mapping[str, Callable[[str, Result], str]] = {
+    "engine": engine_section,
+    "accuracy": accuracy_section,
+    "soak": soak_section,
+}
 """Kind of result file: what the page says of one."""
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from pathlib import Path
 
 import pytest
 
@@ -12,7 +11,7 @@ import ullage
 from ullage.ops.accuracy.divergence import Accuracy
 from ullage.ops.accuracy.measure import Measurement, Workload
 from ullage.ops.accuracy.pieces import Pieces, Text
-from ullage.ops.accuracy.report import COLUMNS, Report, commit
+from ullage.ops.accuracy.report import COLUMNS, Report
 
 FIGURES = Accuracy(5, 0.00012345, 0.5, 1.5, 0.975, 12.34567, 12.3)
 
@@ -58,8 +57,3 @@ def test_the_markdown_table_has_a_cell_for_each_column(report):
     assert {line.count("|") for line in table} == {len(COLUMNS) + 1}
     assert table[2] == ("| ullage avx2 | int8 | bf16 | one row | 0.000123 | 0.500000 | 1.500000 | 97.50% | 12.3457 |")
     assert "over the first 5 tokens of a, b" in shown
-
-
-def test_outside_of_a_repository_there_is_no_commit(tmp_path):
-    assert commit(tmp_path) is None
-    assert commit(Path("/nowhere")) is None
