@@ -1,0 +1,65 @@
+"""Inputs that can't be true together. Such a set is called implausible, with the reason, and never fitted to."""
+
+from __future__ import annotations
+
+from ullage.plan.architecture import Architecture
+from ullage.plan.engines.request import GIB, EngineReport, EngineRequest
+
+PRINTED_ROUNDING = GIB // 200
+"""Half of the last printed digit of a size in GiB."""
+LEAST_SHARE = 0.1
+"""Engines fill the memory that weights leave. A pool below this share of it is an estimate gone wrong."""
+ESTIMATE_SINCE = (0, 8, 5)
+"""From then on vLLM that can't hold one request says how much it needs and what would fit, and ends."""
+SERVED_BEFORE_ESTIMATE = frozenset(
+    "baichuan bloom chatglm command-r cohere cohere2 dbrx deepseek deepseek_v2 deepseek_v3 exaone falcon gemma gemma2 "
+    "gemma3 gemma3_text gpt2 gpt_bigcode gpt_neox gptj granite granitemoe internlm internlm2 jamba llama llama4 "
+    "llama4_text mamba minicpm minicpm3 mistral mistral3 mixtral mllama molmo mpt nemotron olmo olmo2 olmoe opt orion "
+    "persimmon phi phi3 phi3small phimoe pixtral qwen qwen2 qwen2_moe qwen2_vl qwen2_5_vl solar stablelm starcoder2 "
+    "xverse zamba2".split()
+)
+"""Model types of vLLM releases before that; what isn't here can only have been served by one that prints estimates."""
+
+
+def check_memory(report: EngineReport, request: EngineRequest, kv_bytes: int | float | None) -> None:
+    """Whether the pool fits on the device, fills what weights leave, and agrees with the memory that was given."""
+    if kv_bytes is None:
+        return
+    blocks_given = request.num_gpu_blocks is not None or request.capacity_tokens is not None
+    gib = f"{kv_bytes / GIB:.2f} GiB"
+    if request.gpu_memory_bytes is not None and blocks_given:
+        free = request.gpu_memory_bytes - (request.weights_bytes or 0)
+        if kv_bytes > free:
+            _object(report, f"the pool would take {gib}, more than the {free / GIB:.2f} GiB there are", kv_bytes)
+        elif request.weights_bytes is not None and kv_bytes < LEAST_SHARE * free:
+            _object(report, f"the pool would take {gib} only, of {free / GIB:.2f} GiB that weights leave", kv_bytes)
+    if request.kv_memory_bytes is not None and blocks_given:
+        block_bytes = kv_bytes // request.num_gpu_blocks if request.num_gpu_blocks else 0
+        least, most = kv_bytes - PRINTED_ROUNDING, kv_bytes + block_bytes + PRINTED_ROUNDING
+        if not least <= request.kv_memory_bytes <= most:
+            given = f"{request.kv_memory_bytes / GIB:.2f} GiB"
+            _object(report, f"the blocks take {gib}, but the memory given for them is {given}", kv_bytes)
+
+
+def check_request(architecture: Architecture, report: EngineReport, request: EngineRequest) -> None:
+    """Whether the pool holds one request of the longest allowed length; an engine whose pool doesn't never starts.
+
+    Where the version surely prints its need and an estimate, the figures are those of a start that failed, which is
+    a thing that happens. Otherwise nothing could have been printed from such inputs.
+    """
+    concurrency = report.figures.get("max_concurrency")
+    if concurrency is None or concurrency >= 1:
+        return
+    needed = report.figures.get("kv_gib_needed") or 0
+    reason = f"one request of {request.max_model_len:,} tokens needs {needed:.2f} GiB, more than the pool has"
+    report.notes.append(f"the engine doesn't start: {reason}")
+    surely_newer = architecture.model_type not in SERVED_BEFORE_ESTIMATE
+    if request.at_least(*ESTIMATE_SINCE, unknown=surely_newer):
+        return
+    report.reasons.append(reason)
+    report.figures["implied_capacity_tokens"] = report.figures.get("capacity_tokens")
+
+
+def _object(report: EngineReport, reason: str, kv_bytes: int | float) -> None:
+    report.reasons.append(reason)
+    report.figures["implied_kv_gib"] = kv_bytes / GIB
