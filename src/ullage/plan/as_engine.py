@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from ullage.base.errors import ConfigError
 from ullage.plan.architecture import Architecture, architecture_of
 from ullage.plan.engines import llamacpp, plain_pools, sglang, vllm
+from ullage.plan.engines.plausibility import check_memory
 from ullage.plan.engines.request import GIB, EngineReport, EngineRequest, read_request
 from ullage.plan.weights.ranks import Parallelism, engine_weight_bytes
 
@@ -33,13 +34,23 @@ def engine_report(architecture: Architecture, request: EngineRequest) -> EngineR
     """:raises ConfigError: an unknown engine, or a kind of cache without known rules"""
     if request.engine_name not in ENGINES:
         raise ConfigError(
-            f"engine_name is {request.engine_name!r}, an engine that isn't known", hint="known are " + ", ".join(ENGINES)
+            f"engine_name is {request.engine_name!r}, an engine that isn't known",
+            hint="known are " + ", ".join(ENGINES),
         )
     result = ENGINES[request.engine_name](architecture, request)
-    ranks = Parallelism(request.tensor_parallel_size, request.pipeline_parallel_size, request.expert_parallel_size)
-    if request.engine_name == "vllm":
-        try:
-            result.figures["weights_gib_per_rank"] = engine_weight_bytes(architecture, ranks) / GIB
-        except ConfigError as error:  # the cache can be worked out all the same
-            result.notes.append(str(error))
+    weights = _weights(architecture, request, result)
+    on_device = request.engine_name == "vllm"  # the others often hold other weights there, or only a part of them
+    if on_device and weights is not None:
+        result.figures["weights_gib_per_rank"] = weights / GIB
+    check_memory(result, request, weights if on_device else None)
     return result
+
+
+def _weights(architecture: Architecture, request: EngineRequest, result: EngineReport) -> int | None:
+    """Bytes of a rank's weights; None, with a note, where they can't be derived: the cache can all the same."""
+    ranks = Parallelism(request.tensor_parallel_size, request.pipeline_parallel_size, request.expert_parallel_size)
+    try:
+        return engine_weight_bytes(architecture, ranks)
+    except ConfigError as error:
+        result.notes.append(f"weights are left out: {error}")
+        return None

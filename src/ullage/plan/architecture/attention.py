@@ -33,14 +33,14 @@ def head_shape(fields: Fields, kind: LayerKind) -> HeadShape:
     num_kv_heads = fields.integer(own_kv, *_KV_HEADS, default=_default_kv_heads(fields, num_heads))
     if num_heads % num_kv_heads:
         raise ConfigError(
-            f"{fields.path}: num_key_value_heads must divide num_attention_heads: {num_kv_heads} doesn't divide {num_heads}"
+            f"{fields.path}: num_key_value_heads {num_kv_heads} doesn't divide num_attention_heads {num_heads}"
         )
     k_head_dim = fields.optional_integer(f"{prefix}head_dim", "attention_head_dim", "head_dim", "kv_channels")
     if k_head_dim is None:
         hidden = fields.integer("hidden_size", "n_embd", "d_model")
         if hidden % num_heads:
             raise ConfigError(
-                f"{fields.path}: hidden_size {hidden} can't be shared out among {num_heads} heads, and there is no head_dim"
+                f"{fields.path}: num_attention_heads {num_heads} doesn't divide hidden_size {hidden}, with no head_dim"
             )
         k_head_dim = hidden // num_heads
     v_head_dim = fields.integer(f"{prefix}v_head_dim", "v_head_dim", default=k_head_dim)
@@ -85,7 +85,7 @@ def grouped_attention(fields: Fields, kind: LayerKind, hidden: int) -> tuple[tup
 def _grouped_weights(fields: Fields, shape: HeadShape, hidden: int, *, with_values: bool) -> tuple[Weight, ...]:
     inputs = fields.integer("attention_hidden_size", default=hidden)
     kv_heads = shape.num_kv_heads
-    gates = 2 if fields.boolean("attn_output_gate", default=fields.text("model_type", default="") == "qwen3_next") else 1
+    gates = 2 if fields.boolean("attn_output_gate", default=False) else 1
     query_rows = shape.num_heads * shape.k_head_dim * gates
     key_rows, value_rows = kv_heads * shape.k_head_dim, kv_heads * shape.v_head_dim
     weights = [
@@ -133,6 +133,7 @@ def latent_attention(fields: Fields, hidden: int, *, indexed: bool) -> tuple[tup
 def _latent_weights(fields: Fields, cache: LatentCache, hidden: int) -> tuple[Weight, ...]:
     queries = cache.num_heads * cache.k_head_dim
     query_rank = fields.optional_integer("q_lora_rank")
+    query: tuple[Weight, ...]
     if query_rank is None:
         query = (linear("self_attn.q_proj", queries, hidden, split="rows"),)
     else:

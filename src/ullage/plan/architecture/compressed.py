@@ -26,9 +26,7 @@ def compression_ratios(fields: Fields, num_layers: int) -> tuple[int, ...] | Non
     return ratios[:num_layers]
 
 
-def compressed_attention(
-    fields: Fields, hidden: int, ratio: int
-) -> tuple[tuple[CacheKind, ...], tuple[Weight, ...]]:
+def compressed_attention(fields: Fields, hidden: int, ratio: int) -> tuple[tuple[CacheKind, ...], tuple[Weight, ...]]:
     """One layer: a window of single tokens, entries of ``ratio`` tokens, and an indexer over them."""
     head_dim, num_heads = fields.integer("head_dim"), fields.integer("num_attention_heads")
     index_head_dim = fields.integer("index_head_dim") if ratio == SPARSE_RATIO else None

@@ -49,7 +49,7 @@ class Fields:
         if value is not None:
             return value
         if default is None:
-            raise ConfigError(f"{self.path} has no {names[0]}", hint="the model's memory can't be worked out without it")
+            raise ConfigError(f"{self.path} has no {names[0]}", hint="memory can't be worked out without it")
         return default
 
     def optional_integer(self, *names: str, at_least: int = 1, at_most: int = MAX_SIZE) -> int | None:
@@ -102,12 +102,11 @@ class Fields:
 
     def integers(self, *names: str) -> tuple[int, ...] | None:
         """A list of whole numbers, none negative; None where there is none."""
-        numbers = self._list(names, int, "a list of whole numbers")
-        if numbers is not None and not all(0 <= number <= MAX_SIZE and not isinstance(number, bool) for number in numbers):
-            found = self._find(names)
-            assert found is not None
-            raise self.wrong(found[0], "a list of whole numbers, none negative")
-        return numbers
+        expected = "a list of whole numbers, none negative"
+        numbers = self._list(names, int, expected)
+        if numbers is not None and not all(0 <= number <= MAX_SIZE for number in numbers):
+            raise self.wrong(next(name for name in names if self.has(name)), expected)
+        return None if numbers is None else tuple(int(number) for number in numbers)  # true counts as 1
 
     def section(self, *names: str) -> Fields | None:
         """A nested object; None where there is none.
@@ -118,8 +117,8 @@ class Fields:
         return None if found is None else Fields.of(found[1], f"{self.path}: {found[0]}")
 
     def with_defaults(self, defaults: Mapping[str, object]) -> Fields:
-        """The same object, with values for names that it lacks."""
-        return Fields({**defaults, **{k: v for k, v in self.values.items() if v is not None}}, self.path, self.read)
+        """The same object, with values for names that it lacks; null is a value: it says that there is none."""
+        return Fields({**defaults, **self.values}, self.path, self.read)
 
     def wrong(self, name: str, expected: str) -> ConfigError:
         """The error for a value that isn't what was expected."""

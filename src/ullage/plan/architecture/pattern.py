@@ -31,6 +31,8 @@ _NAMES: dict[str, LayerKind] = {
 }
 _NEMOTRON: dict[str, LayerKind] = {"M": "mamba", "*": "full", "-": "mlp", "E": "moe"}
 _LETTERS: dict[str, LayerKind] = {"L": "sliding", "G": "full"}
+_OF_ONE_KIND: dict[str, LayerKind] = {"mamba": "mamba", "mamba2": "mamba", "falcon_h1": "hybrid"}
+"""Model types whose layers are all alike, which no field says."""
 
 
 def layer_kinds(fields: Fields, num_layers: int) -> tuple[LayerKind, ...]:
@@ -101,22 +103,21 @@ def _from_indices(fields: Fields, num_layers: int) -> tuple[LayerKind, ...] | No
         kda = linear.integers("kda_layers") or ()
         if sorted((*full, *kda)) != list(range(1, num_layers + 1)):
             raise linear.wrong("kda_layers", f"with full_attn_layers all layers from 1 to {num_layers}, each once")
-        return tuple("full" if index + 1 in full else "linear" for index in range(num_layers))
+        return _alternate([index + 1 in full for index in range(num_layers)], "linear")
     others: tuple[tuple[str, LayerKind], ...] = (("attn_layer_indices", "mamba"), ("full_attn_idxs", "conv"))
     for name, other in others:
         indices = fields.integers(name)
         if indices is not None:
-            return tuple("full" if index in indices else other for index in range(num_layers))
+            return _alternate([index in indices for index in range(num_layers)], other)
     return None
 
 
 def _from_periods(fields: Fields, num_layers: int) -> tuple[LayerKind, ...] | None:
     """Every n-th layer is full: Jamba, Qwen3-Next, Gemma 3 and Cohere 2, Llama 4."""
-    layers = range(num_layers)
     if fields.has("attn_layer_period"):
         period = fields.integer("attn_layer_period")
         offset = fields.integer("attn_layer_offset", default=0, at_least=0)
-        return tuple("full" if index % period == offset else "mamba" for index in layers)
+        return _alternate([index % period == offset for index in range(num_layers)], "mamba")
     periods: tuple[tuple[str, str, LayerKind], ...] = (
         ("full_attention_interval", "linear_num_value_heads", "linear"),
         ("sliding_window_pattern", "sliding_window", "sliding"),
@@ -125,22 +126,24 @@ def _from_periods(fields: Fields, num_layers: int) -> tuple[LayerKind, ...] | No
     for name, needed, other in periods:
         if fields.has(name) and fields.has(needed):
             period = fields.integer(name)
-            return tuple("full" if (index + 1) % period == 0 else other for index in layers)
+            return _alternate([(index + 1) % period == 0 for index in range(num_layers)], other)
     return None
 
 
 def _from_window(fields: Fields, num_layers: int) -> tuple[LayerKind, ...]:
     """One kind for all, or Qwen's rule: layers from ``max_window_layers`` on are sliding."""
     model_type = fields.text("model_type", default="")
-    if model_type in ("mamba", "mamba2"):
-        return ("mamba",) * num_layers
-    if model_type == "falcon_h1":
-        return ("hybrid",) * num_layers
+    if model_type in _OF_ONE_KIND:
+        return (_OF_ONE_KIND[model_type],) * num_layers
     has_rule = fields.has("max_window_layers")
     if not fields.has("sliding_window") or not fields.boolean("use_sliding_window", default=not has_rule):
-        return ("full",) * num_layers
+        return _alternate([True] * num_layers, "sliding")
     first = fields.integer("max_window_layers", default=0, at_least=0) if has_rule else 0
-    return tuple("sliding" if index >= first else "full" for index in range(num_layers))
+    return _alternate([index < first for index in range(num_layers)], "sliding")
+
+
+def _alternate(is_full: list[bool], other: LayerKind) -> tuple[LayerKind, ...]:
+    return tuple("full" if full else other for full in is_full)
 
 
 def _check_length(fields: Fields, name: str, length: int, num_layers: int) -> None:

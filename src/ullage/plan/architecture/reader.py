@@ -150,7 +150,10 @@ class _Model:
         state, weights = state_space_layer(self.fields, self.hidden)
         caches, attention = grouped_attention(self.fields, "full", self.hidden)
         if self.fields.has("num_mem_blocks"):
-            attention = (linear("linear", self.hidden, self.hidden, split="whole"), *_adapters(self.fields, self.hidden))
+            attention = (
+                linear("linear", self.hidden, self.hidden, split="whole"),
+                *_adapters(self.fields, self.hidden),
+            )
         return (state, *caches), (*weights, *attention)
 
     def _feed_forward(self, index: int) -> tuple[Weight, ...]:

@@ -89,7 +89,7 @@ def _lightning(fields: Fields, hidden: int) -> tuple[RecurrentState, tuple[Weigh
 
 def state_space_layer(fields: Fields, hidden: int) -> tuple[RecurrentState, tuple[Weight, ...]]:
     """A state-space layer: Mamba 2 where it has heads, Mamba 1 where it has a rank of time steps instead."""
-    if fields.has(*_HEADS) or fields.has("mamba_headdim", "head_dim") and fields.has("mamba_ngroups", "n_groups"):
+    if fields.has(*_HEADS) or (fields.has("mamba_headdim", "head_dim") and fields.has("mamba_ngroups", "n_groups")):
         return _mamba2(fields, hidden)
     return _mamba1(fields, hidden)
 

@@ -23,6 +23,8 @@ from ullage.plan.engines.request import EngineReport, EngineRequest
 MIB = 1024**2
 STATE_ITEM = 4
 SLIDING_PADDING = 256
+SLIDING_SINCE = 5432
+"""Builds before kept sliding layers like full ones (pull request 13194, May 2025)."""
 LATENT_ONLY_SINCE = 7832
 """Builds before kept the latent once more, as values (pull request 19067, January 2026)."""
 INDEXER_KEYS_ONLY_SINCE = 10889
@@ -41,10 +43,14 @@ def report(architecture: Architecture, request: EngineRequest) -> EngineReport:
     _report_states(result, request, [cache for cache in caches if isinstance(cache, RecurrentState)])
     latent = [cache for cache in caches if isinstance(cache, LatentCache)]
     attention = [cache for cache in caches if isinstance(cache, AttentionCache)]
-    sliding = [cache for cache in attention if cache.window is not None]
-    everything = [cache for cache in attention if cache.window is None]
-    result.figures["kv_bytes_per_token"] = None if sliding else sum(_latent_row(c, request) for c in latent) + sum(
-        sum(_rows(c, request)) for c in everything
+    # a model whose layers all slide (Mistral, Phi-3) is converted without its window
+    apart = any(cache.window is None for cache in attention) and request.at_least(SLIDING_SINCE, unknown=True)
+    sliding = [cache for cache in attention if apart and cache.window is not None]
+    everything = [cache for cache in attention if not apart or cache.window is None]
+    result.figures["kv_bytes_per_token"] = (
+        None
+        if sliding
+        else sum(_latent_row(c, request) for c in latent) + sum(sum(_rows(c, request)) for c in everything)
     )
     if request.n_ctx is None:
         return result

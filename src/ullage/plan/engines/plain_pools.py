@@ -6,7 +6,7 @@ from ullage.base.errors import ConfigError
 from ullage.plan.architecture import Architecture, AttentionCache, LatentCache
 from ullage.plan.engines.heads import heads_per_rank
 from ullage.plan.engines.number_types import item_bytes
-from ullage.plan.engines.plausibility import check_memory
+from ullage.plan.engines.plausibility import check_agreement
 from ullage.plan.engines.request import GIB, EngineReport, EngineRequest
 
 TRTLLM_BLOCK = 64
@@ -52,7 +52,7 @@ def _report(request: EngineRequest, rate: int, block: int) -> EngineReport:
     figures["kv_gib"] = tokens * rate / GIB
     if request.max_model_len is not None:
         figures["max_concurrency"] = tokens / request.max_model_len
-    check_memory(result, request, tokens * rate)
+    check_agreement(result, request, block_bytes=rate * block, tokens_per_block=block)
     return result
 
 

@@ -52,7 +52,9 @@ def report(architecture: Architecture, request: EngineRequest) -> EngineReport:
 
 
 def _key_value_bytes(cache: AttentionCache, request: EngineRequest, item: int) -> int:
-    return heads_per_rank(cache.num_kv_heads, request.tensor_parallel_size) * item * (cache.k_head_dim + cache.v_head_dim)
+    return (
+        heads_per_rank(cache.num_kv_heads, request.tensor_parallel_size) * item * (cache.k_head_dim + cache.v_head_dim)
+    )
 
 
 def _report_heads(

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from fractions import Fraction
 
 from ullage.plan.architecture import Architecture
-from ullage.plan.engines.plausibility import check_memory, check_request
+from ullage.plan.engines.plausibility import check_agreement, check_request
 from ullage.plan.engines.request import GIB, EngineReport, EngineRequest
 from ullage.plan.engines.vllm_groups import Pool, pool_of
 from ullage.plan.engines.vllm_pages import Pages, bytes_per_token, pages_of
@@ -32,8 +32,12 @@ def report(architecture: Architecture, request: EngineRequest) -> EngineReport:
         figures["kv_bytes"] = num_blocks * pool.block_bytes
         figures["kv_gib"] = num_blocks * pool.block_bytes / GIB
         figures["capacity_tokens"] = _tokens(pool, num_blocks, request)
-    _report_request(architecture, request, pool, num_blocks, figures)
-    check_memory(result, request, figures.get("kv_bytes"))
+    if request.max_model_len is not None and _request_is_known(pool, request):
+        _report_request(architecture, request, pool, num_blocks, request.max_model_len, figures)
+    elif request.max_model_len is not None:
+        result.notes.append("figures per request need max_num_batched_tokens, which sliding layers depend on")
+    if len(pool.groups) == 1:
+        check_agreement(result, request, block_bytes=pool.block_bytes, tokens_per_block=pages.block_tokens)
     check_request(architecture, result, request)
     return result
 
@@ -60,12 +64,10 @@ def _report_request(
     request: EngineRequest,
     pool: Pool,
     num_blocks: int | None,
+    longest: int,
     figures: dict[str, int | float | None],
 ) -> None:
     """Figures that depend on how long a request may be."""
-    longest = request.max_model_len
-    if longest is None:
-        return
     needed = pool.blocks_per_request(longest, request)
     figures["kv_gib_needed"] = needed * pool.block_bytes / GIB
     if num_blocks is None:
@@ -88,11 +90,15 @@ def _tokens(pool: Pool, num_blocks: int, request: EngineRequest) -> int | None:
     """ "GPU KV cache size": blocks shared out among groups, or since 0.21 concurrency times length."""
     line = request.token_line or ("concurrency" if request.at_least(0, 21, unknown=False) else "blocks")
     if line == "concurrency":
-        if request.max_model_len is None:
+        if request.max_model_len is None or not _request_is_known(pool, request):
             return None
         return int(concurrency(pool, num_blocks, request.max_model_len, request) * request.max_model_len)
     smallest = min(group.page.block_tokens for group in pool.groups)
     return num_blocks // len(pool.groups) * smallest
+
+
+def _request_is_known(pool: Pool, request: EngineRequest) -> bool:
+    return request.max_num_batched_tokens is not None or not pool.needs_batched_tokens()
 
 
 def _longest(fits: Callable[[int], bool], limit: int) -> int:

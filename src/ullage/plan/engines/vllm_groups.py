@@ -18,8 +18,6 @@ class Group:
 
     :ivar page: a block of one of its layers
     :ivar layers: their positions among the model's caches
-    :ivar block_bytes: bytes of a block over all its layers; None: its layers' pages differ from each other no more than
-        those of other groups (the general case)
     """
 
     page: Page
@@ -44,6 +42,10 @@ class Pool:
         """Of these, those of groups that don't grow with the request (windows, states)."""
         grown = 2**40
         return sum(_blocks(group.page, grown, request) for group in self.groups if group.page.kind != "full")
+
+    def needs_batched_tokens(self) -> bool:
+        """Whether a request's share depends on the tokens of one step, as that of sliding layers does."""
+        return any(group.page.kind == "sliding" for group in self.groups)
 
 
 def pool_of(pages: tuple[Page, ...], request: EngineRequest) -> Pool:

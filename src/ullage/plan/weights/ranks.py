@@ -75,7 +75,7 @@ def share(weight: Weight, ranks: Parallelism) -> Weight:
     """The part of a weight that one rank keeps; what can't be cut evenly is rounded up, as engines pad it."""
     if weight.expert and ranks.experts > 1:
         return replace(weight, count=-(-weight.count // ranks.experts))
-    if weight.split == "whole" or ranks.tensor == 1 and weight.name not in ("embed_tokens", "lm_head"):
+    if weight.split == "whole" or (ranks.tensor == 1 and weight.name not in ("embed_tokens", "lm_head")):
         return weight
     if weight.split == "columns":
         return replace(weight, columns=-(-weight.columns // ranks.tensor))
