@@ -221,7 +221,10 @@ def _dtype(root: Fields, text: Fields) -> str:
 
 def _quantisation(root: Fields, text: Fields) -> dict[str, object] | None:
     section = root.section("quantization_config") or text.section("quantization_config")
-    return None if section is None else dict(section.values)
+    if section is None:
+        return None
+    expert_type = text.text("expert_dtype", default="")
+    return dict(section.values) | ({"expert_dtype": expert_type} if expert_type else {})
 
 
 def _refuse_unknown_memory(fields: Fields) -> None:

@@ -66,7 +66,7 @@ def quantisation_of(config: Mapping[str, object] | None) -> Quantisation | None:
             f"{fields.path}: quant_method is {method!r}, a format that isn't known",
             hint="known are " + ", ".join(_METHODS),
         )
-    groups = _METHODS[method](fields)
+    groups = (*_expert_groups(fields), *_METHODS[method](fields))
     names = [name for list_name in _SKIP_LISTS for name in fields.texts(list_name) or ()]
     patterns = tuple(_pattern(fields, name) for name in names if name.startswith("re:") or "*" in name)
     plain = [name for name in names if not name.startswith("re:") and "*" not in name]
@@ -75,6 +75,16 @@ def quantisation_of(config: Mapping[str, object] | None) -> Quantisation | None:
 
 
 _Groups = tuple[tuple[re.Pattern[str] | None, AnyFormat], ...]
+
+
+def _expert_groups(fields: Fields) -> _Groups:
+    """Experts in a type of their own, which the model's configuration names (DeepSeek V4)."""
+    name = fields.text("expert_dtype", default="")
+    if not name:
+        return ()
+    if name != "fp4":
+        raise fields.wrong("expert_dtype", "fp4")
+    return ((re.compile(r"\.experts\."), formats.MXFP4),)
 
 
 def _everything(fmt: AnyFormat) -> _Groups:
