@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 CASES = Path(__file__).parent / "cases"
-NOT_FIGURES = {"given", "tolerance_rel", "exact_figures", "decimals", "from_blocks", "weights_tolerance_rel", "implausible"}
+NOT_FIGURES = {
+    "given",
+    "tolerance_rel",
+    "exact_figures",
+    "decimals",
+    "from_blocks",
+    "weights_tolerance_rel",
+    "implausible",
+}
 
 
 @dataclass(frozen=True)

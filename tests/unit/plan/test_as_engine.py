@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+
 from ullage.base.errors import ConfigError
 from ullage.plan.as_engine import as_engine
 from ullage.plan.engines.request import FIGURES

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 
-from ullage.plan.architecture import Architecture, CompressedCache
+from ullage.plan.architecture import Architecture, CompressedCache, IndexerCache
 from ullage.plan.engines import vllm_compressed
 from ullage.plan.engines.request import EngineRequest
 from ullage.plan.engines.vllm_groups import Pool, pool_of
@@ -41,6 +41,9 @@ def layout_of(architecture: Architecture, request: EngineRequest) -> Layout:
     pages = pages_of(architecture, request)
     if not pages.layers:
         return Layout(None, pages.block_tokens)
+    if pages.state_bytes is not None and any(isinstance(cache, IndexerCache) for cache in caches):
+        unknown = "groups of recurrent states beside indexers"
+        return Layout(None, pages.block_tokens, pages.pad_percent, unknown=unknown)
     uniform = all(page.kind == "full" for page in pages.layers)
     rate = sum(page.size_bytes for page in pages.layers) // pages.block_tokens if uniform else None
     return Layout(pool_of(pages.layers, request), pages.block_tokens, pages.pad_percent, rate)

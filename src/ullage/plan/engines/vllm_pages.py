@@ -27,7 +27,8 @@ from ullage.plan.engines.request import EngineRequest
 DEFAULT_BLOCK = 16
 SPARSE_BLOCK = 64
 """Kernels of sparse latent attention take blocks of 64 tokens only."""
-LATENT_ALIGNMENT = 64
+LATENT_ALIGNMENT, LATENT_ALIGNMENT_SINCE_0_27 = 64, 128
+"""What blocks of hybrids are a multiple of where attention is latent, and DEFAULT_BLOCK where it isn't."""
 OLD_HEAD_SIZES = (32, 64, 128, 256)
 """What attention kernels took before latent attention had kernels of its own; other heads were padded."""
 SCALE_GROUP = 128
@@ -94,7 +95,9 @@ def _block_tokens(
     if not state_bytes or not attention:
         return asked
     latent = any(isinstance(cache, LatentCache) for cache in attention)
-    alignment = LATENT_ALIGNMENT if latent else DEFAULT_BLOCK
+    alignment = DEFAULT_BLOCK
+    if latent:
+        alignment = LATENT_ALIGNMENT_SINCE_0_27 if request.at_least(0, 27, unknown=False) else LATENT_ALIGNMENT
     rate = max(bytes_per_token(cache, architecture, request) for cache in attention)
     if request.mamba_cache_mode == "all":
         raise ConfigError(
