@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ullage.base.errors import ConfigError
@@ -28,10 +27,8 @@ _UNKNOWN_MEMORY = re.compile(
     r"(^|_)(rwkv|wkv|mamba|ssm|retention|hyena|kda|kpool|compress|yoco|delta_net|block_configs|cross_attention_layers)"
 )
 """Names of fields that speak of a memory. One that nobody has read means a kind of cache that nobody works out."""
-_HARMLESS = re.compile(
-    r"chunk_size|_bias|dropout|init|_eps|norm|_act|time_step|dtype|rope|kpool_|use_mamba_kernels|mamba_rms|"
-    r"compress_rope_theta|_dt_|always|mamba_proj|mamba_latent"
-)
+_STATE_SPACE = re.compile(r"(^|_)(mamba|ssm)")
+_HARMLESS = re.compile(r"chunk_size|_bias|dropout|init|_eps|norm|_act|time_step|dtype|rope|kpool_|use_mamba_kernels")
 
 
 def architecture_of(config: object) -> Architecture:
@@ -47,7 +44,7 @@ def architecture_of(config: object) -> Architecture:
         raise ConfigError(f"{text.path}: is_encoder_decoder: caches of cross attention aren't known")
     model = _Model.of(text)
     layers = tuple(model.layer(index) for index in range(model.num_layers))
-    _refuse_unknown_memory(text)
+    _refuse_unknown_memory(text, has_state=any(kind in ("mamba", "hybrid") for kind in model.kinds))
     has_attention = any(kind in ("full", "sliding", "chunked", "hybrid") for kind in model.kinds)
     num_heads = text.integer("num_attention_heads", "n_head", "num_heads", default=None if has_attention else 1)
     tied = _tied(root, text)
@@ -227,10 +224,11 @@ def _quantisation(root: Fields, text: Fields) -> dict[str, object] | None:
     return dict(section.values) | ({"expert_dtype": expert_type} if expert_type else {})
 
 
-def _refuse_unknown_memory(fields: Fields) -> None:
-    unread: Mapping[str, object] = {k: v for k, v in fields.values.items() if k not in fields.read and v}
-    for name in unread:
-        if _UNKNOWN_MEMORY.search(name) and not _HARMLESS.search(name):
+def _refuse_unknown_memory(fields: Fields, *, has_state: bool) -> None:
+    """Refuse a field about a memory that nobody has read; ``has_state``: those about state-space layers were."""
+    for name, value in fields.values.items():
+        known = name in fields.read or (has_state and _STATE_SPACE.search(name)) or _HARMLESS.search(name)
+        if value and not known and _UNKNOWN_MEMORY.search(name):
             raise ConfigError(
                 f"{fields.path}: {name} belongs to a kind of cache that isn't known",
                 hint="its memory can't be worked out, and a guess would be wrong",

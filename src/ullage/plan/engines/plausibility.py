@@ -64,10 +64,10 @@ def check_agreement(report: EngineReport, request: EngineRequest, *, block_bytes
 
 
 def check_request(architecture: Architecture, report: EngineReport, request: EngineRequest) -> None:
-    """Whether the pool holds one request of the longest allowed length; an engine whose pool doesn't never starts.
+    """Whether the pool holds one request of the longest allowed length; an engine whose pool doesn't never serves.
 
-    Where the version surely prints its need and an estimate, the figures are those of a start that failed, which is
-    a thing that happens. Otherwise nothing could have been printed from such inputs.
+    A release that says what it needed and what would fit explains such a start, and its figures stand. Of older or
+    unknown releases the two inputs can't both be those of a server that ran: one of them is another rank's or run's.
     """
     concurrency = report.figures.get("max_concurrency")
     if concurrency is None or concurrency >= 1:
