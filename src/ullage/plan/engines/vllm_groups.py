@@ -143,4 +143,10 @@ def _blocks(page: Page, max_model_len: int, request: EngineRequest) -> int:
             hint="sliding layers hold a window and the tokens of one step, so their share depends on it",
         )
     # a window needn't begin at the start of a block: one block more
-    return -(-min(page.window - 1 + batched, max_model_len) // page.block_tokens) + 1
+    in_flight = batched * _steps_in_flight(request)
+    return -(-min(page.window - 1 + in_flight, max_model_len) // page.block_tokens) + 1
+
+
+def _steps_in_flight(request: EngineRequest) -> int:
+    """Steps whose tokens hold their blocks at once. Since 0.26 those that are scheduled ahead count as well."""
+    return request.pipeline_parallel_size + 1 if request.at_least(0, 26, unknown=False) else 1

@@ -61,7 +61,7 @@ def report(config: dict, version: str | None = None, kv_dtype: str = "bf16", **g
 
 
 def config_of(name: str) -> dict:
-    return next(case.config for case in cases("exact", "information-only") if case.name == name)
+    return next(case.config for case in cases("exact", "rounded", "information-only") if case.name == name)
 
 
 def test_a_start_with_too_long_requests_prints_its_pool_and_fails():
@@ -81,6 +81,59 @@ def test_hybrids_with_latent_attention_align_to_what_its_kernels_take():
     printed = report(KIMI_LINEAR, "0.11.1", tensor_parallel_size=2)
     assert (printed["block_tokens"], round(printed["mamba_pad_percent"], 2)) == (960, 1.89)
     assert report(KIMI_LINEAR, "0.27.0", tensor_parallel_size=2)["block_tokens"] == 1024
+
+
+NEMOTRON_9B = {
+    "model_type": "nemotron_h",
+    "hidden_size": 4480,
+    "intermediate_size": 15680,
+    "num_hidden_layers": 4,
+    "hybrid_override_pattern": "M-*M",
+    "num_attention_heads": 40,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "mamba_num_heads": 128,
+    "mamba_head_dim": 80,
+    "ssm_state_size": 128,
+    "n_groups": 8,
+    "conv_kernel": 4,
+    "vocab_size": 131072,
+}
+LFM2 = {
+    "model_type": "lfm2",
+    "hidden_size": 2048,
+    "intermediate_size": 12288,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "layer_types": ["conv", "conv", "full_attention"] * 4 + ["conv", "full_attention"] * 2,
+    "vocab_size": 65536,
+}
+
+
+def test_states_of_mamba_2_count_their_groups():
+    assert report(NEMOTRON_9B)["block_tokens"] == 672
+
+
+def test_a_small_state_is_padded_to_a_page_of_attention():
+    # 217,264 tokens and 313.37x at 2,048 tokens; groups of six layers, two of them padding
+    printed = report(LFM2, "0.20.0", num_gpu_blocks=40_738, max_model_len=2048)
+    assert (printed["block_tokens"], printed["mamba_pad_percent"]) == (16, 300)
+    assert (printed["capacity_tokens"], round(printed["max_concurrency"], 2)) == (217_264, 313.37)
+
+
+@pytest.mark.parametrize(("length", "tokens"), [(32_768, 78_433), (65_536, 116_025), (131_072, 152_592)])
+def test_two_steps_in_flight_keep_their_blocks_since_0_26(length, tokens):
+    # Gemma 4 26B, 4.25 GiB, 2,496 tokens a step
+    given = {"kv_memory_gib": 4.25, "max_model_len": length, "max_num_batched_tokens": 2496}
+    assert report(config_of("gemma4-26b-thor"), "0.29.0", **given)["capacity_tokens"] == tokens
+
+
+def test_ranks_cut_both_kinds_of_layers_of_a_mixed_model():
+    # Gemma 4 31B on two ranks in fp8, 16 GiB: 132,784 tokens, 4.05x at 32,768 with 16,384 tokens in flight
+    given = {"kv_memory_gib": 16, "max_model_len": 32_768, "max_num_batched_tokens": 16_384, "tensor_parallel_size": 2}
+    printed = report(config_of("gemma4-31b-hfmem"), None, "fp8", token_line="concurrency", **given)
+    assert (printed["capacity_tokens"], round(printed["max_concurrency"], 2)) == (132_784, 4.05)
 
 
 def test_draft_tokens_make_the_state_and_with_it_the_block_larger():
