@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections import Counter
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ullage.base.errors import ConfigError
-from ullage.plan.as_engine import as_engine
+from ullage.plan.as_engine import ENGINES, as_engine
 from ullage.plan.engines.request import FIGURES
 
 from .start_up_cases import Case, cases
@@ -111,3 +115,24 @@ def test_blocks_that_do_not_fill_the_memory_given_for_them_are_implausible():
     case = next(case for case in EXACT if case.name == "llama31-8b-3090-20k")
     assert as_engine(case.config, case.file(num_gpu_blocks=1952))["implausible"] is False
     assert as_engine(case.config, case.file(num_gpu_blocks=1700))["implausible"] is True
+
+
+GIVEN = sorted({(name, json.dumps(value)) for case in EXACT + ROUNDED for name, value in case.expect["given"].items()})
+ODD = st.sampled_from([0, -1, 3, 2**70, 1.5, float("nan"), "x", True, None, []])
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_any_engine_works_out_any_model_or_refuses_it(data):
+    config = data.draw(st.sampled_from(EXACT + ROUNDED + INFORMATION)).config
+    inputs = {name: json.loads(value) for name, value in data.draw(st.lists(st.sampled_from(GIVEN), max_size=8))}
+    if inputs and data.draw(st.booleans()):
+        inputs[data.draw(st.sampled_from(sorted(inputs)))] = data.draw(ODD)
+    file = {
+        "engine_name": data.draw(st.sampled_from(sorted(ENGINES))),
+        "engine_version": data.draw(st.sampled_from([None, "0.6.4", "0.11.0", "0.28.0", "b5000"])),
+        "kv_dtype_name": data.draw(st.sampled_from(["bf16", "fp8", "nvfp4", "q8_0/fp16"])),
+        "given": inputs,
+    }
+    with contextlib.suppress(ConfigError):
+        assert json.dumps(as_engine(config, file), allow_nan=False)

@@ -28,7 +28,8 @@ def head_shape(fields: Fields, kind: LayerKind) -> HeadShape:
     :raises ConfigError: heads that can't be shared out evenly
     """
     prefix = "swa_" if kind == "sliding" else "global_"
-    num_heads = fields.integer(f"{prefix}num_attention_heads", "num_attention_heads", "n_head", "num_heads")
+    own_heads = fields.optional_integer(f"{prefix}num_attention_heads")
+    num_heads = own_heads or fields.integer("num_attention_heads", "n_head", "num_heads")
     own_kv = "swa_num_key_value_heads" if kind == "sliding" else "num_global_key_value_heads"
     num_kv_heads = fields.integer(own_kv, *_KV_HEADS, default=_default_kv_heads(fields, num_heads))
     if num_heads % num_kv_heads:

@@ -144,7 +144,16 @@ class Architecture:
     def caches(self, num_prediction_layers: int = 0) -> tuple[CacheKind, ...]:
         """Every cache, in layer order, with those of ``num_prediction_layers`` layers of the prediction head.
 
-        A head that runs several times brings its one layer several times.
+        A head that runs several times brings its one layer several times. One that the configuration doesn't describe
+        has the attention of the model's last layer that sees everything: that is what such heads are made of.
         """
-        head = [self.prediction_layers[i % len(self.prediction_layers)] for i in range(num_prediction_layers)]
+        described = self.prediction_layers or (self._last_full_layer(),)
+        head = [described[index % len(described)] for index in range(num_prediction_layers)]
         return tuple(cache for layer in (*self.layers, *head) for cache in layer.caches)
+
+    def _last_full_layer(self) -> Layer:
+        def sees_everything(layer: Layer) -> bool:
+            attention = [cache for cache in layer.caches if not isinstance(cache, RecurrentState)]
+            return bool(attention) and not any(isinstance(c, AttentionCache) and c.window for c in attention)
+
+        return next((layer for layer in reversed(self.layers) if sees_everything(layer)), self.layers[-1])

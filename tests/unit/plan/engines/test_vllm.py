@@ -225,6 +225,13 @@ def test_sparse_latent_attention_in_fp8_is_packed_with_its_scales():
     assert report(config, mtp_layers=1, mla_record_bytes=432)["kv_bytes_per_token"] == 37_032
 
 
+def test_four_bit_keys_and_values_count_their_scales():
+    # 1,823,372 tokens and 1.74x at 1,048,576 tokens; groups of 17 layers, two draft tokens
+    given = {"num_gpu_blocks": 666, "max_model_len": 1_048_576, "mtp_layers": 1, "num_speculative_tokens": 2}
+    printed = report(config_of("qwen38-27b-fp8-talos"), "0.27.0", "nvfp4", mamba_cache_mode="align", **given)
+    assert (printed["capacity_tokens"], round(printed["max_concurrency"], 2)) == (1_823_372, 1.74)
+
+
 def test_states_in_every_block_are_refused_by_name():
     with pytest.raises(ConfigError, match="mamba_cache_mode"):
         report(QWEN35_9B, mamba_cache_mode="all")
