@@ -19,10 +19,10 @@ from ullage.plan.architecture.fields import MAX_LAYERS, Fields
 from ullage.plan.architecture.kinds import Architecture, CacheKind, Layer
 from ullage.plan.architecture.pattern import LayerKind, layer_kinds
 from ullage.plan.architecture.recurrent import linear_layer, short_convolution, state_space_layer
+from ullage.plan.architecture.towers import tower_weights
 from ullage.plan.weights.tensors import Weight, linear, vector
 
 _TEXT_SECTIONS = ("text_config", "language_config", "llm_config", "thinker_config")
-_TOWERS = ("vision_config", "audio_config", "talker_config")
 _UNKNOWN_MEMORY = re.compile(
     r"(^|_)(rwkv|wkv|mamba|ssm|retention|hyena|kda|kpool|compress|yoco|delta_net|block_configs|cross_attention_layers)"
 )
@@ -48,6 +48,7 @@ def architecture_of(config: object) -> Architecture:
     has_attention = any(kind in ("full", "sliding", "chunked", "hybrid") for kind in model.kinds)
     num_heads = text.integer("num_attention_heads", "n_head", "num_heads", default=None if has_attention else 1)
     tied = _tied(root, text)
+    towers, uncounted = tower_weights(root, model.hidden)
     return Architecture(
         model_type=text.text("model_type", default="unknown"),
         dtype=_dtype(root, text),
@@ -57,12 +58,12 @@ def architecture_of(config: object) -> Architecture:
         max_positions=text.integer("max_position_embeddings", "n_positions", "max_seq_len", default=2048),
         layers=layers,
         prediction_layers=model.prediction_layers(),
-        outer_weights=_outer_weights(text, model),
+        outer_weights=(*_outer_weights(text, model), *towers),
         final_weights=_final_weights(text, model.hidden, tied=tied),
         tied_embeddings=tied,
         rotary_dim=_rotary_dim(text) if has_attention else 0,
         quantisation=_quantisation(root, text),
-        uncounted=tuple(name for name in _TOWERS if root.has(name)),
+        uncounted=uncounted,
     )
 
 

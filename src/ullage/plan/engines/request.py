@@ -44,6 +44,7 @@ class EngineRequest:
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     expert_parallel_size: int = 1
+    decode_context_parallel_size: int = 1
     token_line: str | None = None
     mamba_ssm_dtype: str | None = None
     mamba_cache_mode: str | None = None

@@ -57,7 +57,7 @@ def _report_request(
     """Figures that depend on how long a request may be."""
     longest = request.max_model_len
     assert longest is not None
-    result.figures["kv_gib_needed"] = pool.blocks_per_request(longest, request) * pool.block_bytes / GIB
+    result.figures["kv_gib_needed"] = pool.bytes_per_request(longest, request) / GIB
     if num_blocks is None:
         return
     result.figures["max_concurrency"] = float(concurrency(pool, num_blocks, longest, request))

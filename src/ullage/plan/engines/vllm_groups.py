@@ -38,6 +38,15 @@ class Pool:
         """Blocks that one request of ``max_model_len`` tokens can come to hold, over all groups."""
         return sum(_blocks(group.page, max_model_len, request) for group in self.groups)
 
+    def bytes_per_request(self, max_model_len: int, request: EngineRequest) -> int:
+        """Bytes that vLLM holds against the memory it has: whole blocks, before 0.14 without layers that only pad."""
+        if len(self.groups) == 1 or request.at_least(0, 14, unknown=True):
+            return self.blocks_per_request(max_model_len, request) * self.block_bytes
+        return sum(
+            _blocks(group.page, max_model_len, request) * group.page.size_bytes * len(group.layers)
+            for group in self.groups
+        )
+
     def fixed_blocks_per_request(self, request: EngineRequest) -> int:
         """Of these, those of groups that don't grow with the request (windows, states)."""
         grown = 2**40
@@ -135,7 +144,8 @@ def _blocks(page: Page, max_model_len: int, request: EngineRequest) -> int:
         blocks = 2 if request.mamba_cache_mode == "align" else 1
         return blocks + request.num_speculative_tokens
     if page.kind == "full":
-        return -(-max_model_len // page.block_tokens)
+        kept = -(-max_model_len // request.decode_context_parallel_size)  # ranks share the tokens of a request
+        return -(-kept // page.block_tokens)
     batched = request.max_num_batched_tokens
     if batched is None:
         raise ConfigError(

@@ -76,18 +76,19 @@ def capacity_tokens(pool: Pool, num_blocks: int, request: EngineRequest) -> int 
     line = request.token_line or ("concurrency" if request.at_least(0, 21, unknown=False) else "blocks")
     if line == "blocks":
         smallest = min(group.page.block_tokens for group in pool.groups)
-        return num_blocks // len(pool.groups) * smallest
+        return num_blocks // len(pool.groups) * smallest * request.decode_context_parallel_size
     if request.max_model_len is None or not request_is_known(pool, request):
         return None
     return int(concurrency(pool, num_blocks, request.max_model_len, request) * request.max_model_len)
 
 
 def longest_request(pool: Pool, num_blocks: int, limit: int, request: EngineRequest) -> int:
-    """The longest request up to ``limit`` tokens that ``num_blocks`` hold; 0: not even one token."""
+    """The longest request up to ``limit`` tokens that the memory holds; 0: not even one token."""
+    memory = max(request.kv_memory_bytes or 0, num_blocks * pool.block_bytes)
     shortest, longest = 0, limit
     while shortest < longest:
         middle = (shortest + longest + 1) // 2
-        if pool.blocks_per_request(middle, request) <= num_blocks:
+        if pool.bytes_per_request(middle, request) <= memory:
             shortest = middle
         else:
             longest = middle - 1

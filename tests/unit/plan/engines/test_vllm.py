@@ -190,6 +190,16 @@ def test_figures_per_request_are_left_out_where_the_tokens_of_a_step_are_not_kno
     assert known["max_concurrency"] == printed["num_gpu_blocks"] / (512 + 5 * window_blocks)
 
 
+def test_layers_that_only_pad_count_for_a_requests_need_since_0_14():
+    kinds = ["full_attention"] * 2 + ["sliding_attention"] * 5
+    config = {**DENSE, "num_hidden_layers": 7, "sliding_window": 512, "layer_types": kinds}
+    given = {"max_model_len": 1600, "max_num_batched_tokens": 8192}
+    full, window = 100, 101  # blocks
+    before, since = (report(config, version, **given)["kv_gib_needed"] * GIB for version in ("0.13.0", "0.14.0"))
+    assert before == (2 * full + 5 * window) * 16 * 4096
+    assert since == 2 * (full + 3 * window) * 16 * 4096
+
+
 def test_the_token_line_changed_its_meaning_in_0_21():
     given = {"num_gpu_blocks": 1000, "block_size": 16, "max_model_len": 1001}
     assert report(DENSE, "0.20.2", **given)["capacity_tokens"] == 16_000
@@ -230,6 +240,13 @@ def test_four_bit_keys_and_values_count_their_scales():
     given = {"num_gpu_blocks": 666, "max_model_len": 1_048_576, "mtp_layers": 1, "num_speculative_tokens": 2}
     printed = report(config_of("qwen38-27b-fp8-talos"), "0.27.0", "nvfp4", mamba_cache_mode="align", **given)
     assert (printed["capacity_tokens"], round(printed["max_concurrency"], 2)) == (1_823_372, 1.74)
+
+
+def test_ranks_of_decode_context_parallelism_share_a_requests_tokens():
+    # GLM-5.2, 1,810,000,000 bytes on each of four ranks: 132,096 tokens, 1.01x at 131,072
+    given = {"kv_memory_gib": 1_810_000_000 / GIB, "max_model_len": 131_072, "mtp_layers": 1, "block_size": 64}
+    printed = report(config_of("glm52-fp8dsmla"), None, "fp8", decode_context_parallel_size=4, **given)
+    assert (printed["capacity_tokens"], round(printed["max_concurrency"], 2)) == (132_096, 1.01)
 
 
 def test_states_in_every_block_are_refused_by_name():

@@ -91,3 +91,23 @@ def test_expert_parallelism_gives_experts_out_whole():
 def test_parts_whose_weights_are_not_derived_are_named():
     assert architecture("gemma4-31b-hfmem").uncounted == ("vision_config",)
     assert architecture("llama31-8b-3090-20k").uncounted == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "tower_parameters"), [("qwen35-27b-vllm-h20", 460e6), ("mistral-small-4-kaito", 428.5e6)]
+)
+def test_a_vision_tower_is_counted_and_never_quantised(name, tower_parameters):
+    with_tower = architecture(name)
+    visual = [weight for weight in with_tower.outer_weights if weight.name.startswith("visual.")]
+    assert sum(weight.parameters for weight in visual) == pytest.approx(tower_parameters, rel=0.02)
+    assert not any(weight.linear for weight in visual)
+    assert with_tower.uncounted == ()
+
+
+def test_gemma_3s_tower_is_that_of_siglip():
+    siglip = {"model_type": "siglip_vision_model", "hidden_size": 1152, "intermediate_size": 4304}
+    siglip |= {"num_hidden_layers": 27, "patch_size": 14, "image_size": 896}
+    text = {**CASES["gemma3-1b-vllm"].config, "hidden_size": 1152}
+    alone = num_parameters(architecture_of(text))
+    seeing = num_parameters(architecture_of({"text_config": text, "vision_config": siglip}))
+    assert seeing - alone == pytest.approx(418e6, rel=0.01)
