@@ -111,6 +111,13 @@ def test_a_pool_and_weights_larger_than_the_card_are_implausible():
     assert as_engine(case.config, case.file(gpu_memory_gib=18))["implausible"] is True
 
 
+def test_tokens_that_no_card_of_that_size_holds_are_implausible():
+    case = next(case for case in EXACT if case.name == "llama31-8b-3090-20k")
+    tokens = as_engine(case.config, case.file(kv_memory_gib=None, capacity_tokens=400_000, gpu_memory_gib=24))
+    assert tokens["implausible"] is True
+    assert round(tokens["implied_kv_gib"], 2) == 48.83
+
+
 def test_blocks_that_do_not_fill_the_memory_given_for_them_are_implausible():
     case = next(case for case in EXACT if case.name == "llama31-8b-3090-20k")
     assert as_engine(case.config, case.file(num_gpu_blocks=1952))["implausible"] is False

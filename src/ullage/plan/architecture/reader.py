@@ -24,7 +24,8 @@ from ullage.plan.weights.tensors import Weight, linear, vector
 
 _TEXT_SECTIONS = ("text_config", "language_config", "llm_config", "thinker_config")
 _UNKNOWN_MEMORY = re.compile(
-    r"(^|_)(rwkv|wkv|mamba|ssm|retention|hyena|kda|kpool|compress|yoco|delta_net|block_configs|cross_attention_layers)"
+    r"(^|_)(rwkv|wkv|mamba|ssm|retention|hyena|kda|kpool|compress|yoco|delta_net|block_configs|cross_attention_layers"
+    r"|cla|nsa|msa|moba|sparse_attention|sparse_attn)(_|$)"
 )
 """Names of fields that speak of a memory. One that nobody has read means a kind of cache that nobody works out."""
 _STATE_SPACE = re.compile(r"(^|_)(mamba|ssm)")

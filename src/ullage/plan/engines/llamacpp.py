@@ -16,9 +16,9 @@ from ullage.plan.architecture import (
     LatentCache,
     RecurrentState,
 )
-from ullage.plan.engines.number_types import row_bytes
 from ullage.plan.engines.recurrent_bytes import convolution_values, matrix_values
 from ullage.plan.engines.request import EngineReport, EngineRequest
+from ullage.plan.number_types import row_bytes
 
 MIB = 1024**2
 STATE_ITEM = 4

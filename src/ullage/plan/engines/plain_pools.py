@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from ullage.base.errors import ConfigError
 from ullage.plan.architecture import Architecture, AttentionCache, LatentCache
-from ullage.plan.engines.heads import heads_per_rank
-from ullage.plan.engines.number_types import item_bytes
 from ullage.plan.engines.plausibility import check_agreement
 from ullage.plan.engines.request import GIB, EngineReport, EngineRequest
+from ullage.plan.number_types import item_bytes
+from ullage.plan.sharing import heads_per_rank
 
 TRTLLM_BLOCK = 64
 LMDEPLOY_BLOCK = 64

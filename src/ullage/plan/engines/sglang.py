@@ -15,11 +15,11 @@ from ullage.plan.architecture import (
     LatentCache,
     RecurrentState,
 )
-from ullage.plan.engines.heads import heads_per_rank
-from ullage.plan.engines.number_types import item_bytes
 from ullage.plan.engines.recurrent_bytes import convolution_values, matrix_values
 from ullage.plan.engines.request import GIB, EngineReport, EngineRequest
 from ullage.plan.engines.vllm_pages import SCALE_GROUP, packed_record_bytes
+from ullage.plan.number_types import item_bytes
+from ullage.plan.sharing import heads_per_rank
 
 DEFAULT_STATE_TYPE = "float32"
 

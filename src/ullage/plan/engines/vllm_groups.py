@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from ullage.base.errors import ConfigError
 from ullage.plan.engines.request import EngineRequest
 from ullage.plan.engines.vllm_pages import Page
+from ullage.plan.sharing import stage_bounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,20 +124,6 @@ def _stages(groups: tuple[Group, ...], num_layers: int, request: EngineRequest) 
     """For each pipeline stage: which layers of each group it holds."""
     bounds = stage_bounds(num_layers, request.pipeline_parallel_size)
     return [[tuple(layer for layer in g.layers if first <= layer < last) for g in groups] for first, last in bounds]
-
-
-def stage_bounds(num_layers: int, num_stages: int) -> list[tuple[int, int]]:
-    """First and last layer of each pipeline stage: even shares; what is left over goes to the last stages but one.
-
-    :raises ConfigError: more stages than layers
-    """
-    if num_stages > num_layers:
-        raise ConfigError(f"pipeline_parallel_size {num_stages} exceeds the {num_layers} layers")
-    counts = [num_layers // num_stages] * num_stages
-    for position in range(num_layers % num_stages):
-        counts[-2 - position] += 1
-    ends = [sum(counts[: stage + 1]) for stage in range(num_stages)]
-    return [(end - count, end) for end, count in zip(ends, counts, strict=True)]
 
 
 def _blocks(page: Page, max_model_len: int, request: EngineRequest) -> int:

@@ -50,12 +50,14 @@ def layout_of(architecture: Architecture, request: EngineRequest) -> Layout:
 
 
 def num_blocks_of(pool: Pool, request: EngineRequest) -> int | None:
-    """Blocks of the pool: given, or as many as the memory of a rank holds."""
+    """Blocks of the pool: given, as many as the memory of a rank holds, or as many as tokens of one group need."""
     if request.num_gpu_blocks is not None:
         return request.num_gpu_blocks
-    if request.kv_memory_bytes is None:
-        return None
-    return request.kv_memory_bytes // pool.block_bytes
+    if request.kv_memory_bytes is not None:
+        return request.kv_memory_bytes // pool.block_bytes
+    if request.capacity_tokens is not None and len(pool.groups) == 1:
+        return -(-request.capacity_tokens // pool.groups[0].page.block_tokens)
+    return None
 
 
 def request_is_known(pool: Pool, request: EngineRequest) -> bool:

@@ -19,10 +19,10 @@ from ullage.plan.architecture import (
     LatentCache,
     RecurrentState,
 )
-from ullage.plan.engines.heads import heads_per_rank
-from ullage.plan.engines.number_types import head_bytes, item_bytes
 from ullage.plan.engines.recurrent_bytes import convolution_values, matrix_values
 from ullage.plan.engines.request import EngineRequest
+from ullage.plan.number_types import head_bytes, item_bytes
+from ullage.plan.sharing import heads_per_rank
 
 DEFAULT_BLOCK = 16
 SPARSE_BLOCK = 64

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from ullage.base.errors import ConfigError
 from ullage.plan.architecture import Architecture
-from ullage.plan.engines.number_types import item_bytes
-from ullage.plan.engines.vllm_groups import stage_bounds
+from ullage.plan.number_types import item_bytes
+from ullage.plan.sharing import stage_bounds
 from ullage.plan.weights.formats import AnyFormat
 from ullage.plan.weights.quantisation import Quantisation, quantisation_of
 from ullage.plan.weights.tensors import Weight

@@ -149,6 +149,8 @@ def test_compressed_layers_are_read_from_their_ratios():
         ({"rwkv_head_size": 64}, "rwkv_head_size"),
         ({"block_configs": [{"attention": {}}]}, "block_configs"),
         ({"is_encoder_decoder": True}, "is_encoder_decoder"),
+        ({"use_cla": True, "cla_share_factor": 2}, "use_cla"),
+        ({"sparse_attention_config": {"topk": 4}}, "sparse_attention_config"),
         ({"mamba_d_state": 16}, "mamba_d_state"),
     ],
 )
