@@ -68,6 +68,7 @@ class RecurrentState:
 
     :ivar form: name of the recurrence, for error messages and the types that engines choose
     :ivar dtype: type of the matrix that the configuration asks for; None: the engine's choice
+    :ivar chunk: tokens that the recurrence's kernels take at once; None: not said
     """
 
     form: str
@@ -77,6 +78,7 @@ class RecurrentState:
     state_dim: int
     num_groups: int
     dtype: str | None = None
+    chunk: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

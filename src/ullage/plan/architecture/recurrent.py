@@ -107,7 +107,8 @@ def _mamba2(fields: Fields, hidden: int) -> tuple[RecurrentState, tuple[Weight, 
     kernel = fields.integer("conv_kernel", "mamba_d_conv")
     num_groups = fields.integer("mamba_ngroups", "mamba_n_groups", "n_groups", default=1)
     state_dim = fields.integer("ssm_state_size", "mamba_d_state", "state_size")
-    state = RecurrentState("mamba2", kernel, num_heads, head_dim, state_dim, num_groups, state_dtype(fields))
+    chunk = fields.optional_integer("mamba_chunk_size", "chunk_size")
+    state = RecurrentState("mamba2", kernel, num_heads, head_dim, state_dim, num_groups, state_dtype(fields), chunk)
     channels = inner + 2 * num_groups * state_dim
     return state, (
         linear("mixer.in_proj", inner + channels + num_heads, hidden, split="rows"),

@@ -51,11 +51,12 @@ class Pool:
     def fixed_blocks_per_request(self, request: EngineRequest) -> int:
         """Of these, those of groups that don't grow with the request (windows, states)."""
         grown = 2**40
-        return sum(_blocks(group.page, grown, request) for group in self.groups if group.page.kind != "full")
+        growing = ("full", "mamba") if request.mamba_cache_mode == "all" else ("full",)
+        return sum(_blocks(group.page, grown, request) for group in self.groups if group.page.kind not in growing)
 
     def needs_batched_tokens(self) -> bool:
         """Whether a request's share depends on the tokens of one step, as that of sliding layers does."""
-        return any(group.page.kind == "sliding" for group in self.groups)
+        return any(group.page.kind in ("sliding", "chunked") for group in self.groups)
 
 
 def pool_of(pages: tuple[Page, ...], request: EngineRequest) -> Pool:
@@ -127,6 +128,8 @@ def _stages(groups: tuple[Group, ...], num_layers: int, request: EngineRequest) 
 
 
 def _blocks(page: Page, max_model_len: int, request: EngineRequest) -> int:
+    if page.kind == "mamba" and request.mamba_cache_mode == "all":
+        return -(-max_model_len // page.block_tokens)
     if page.kind == "mamba":
         blocks = 2 if request.mamba_cache_mode == "align" else 1
         return blocks + request.num_speculative_tokens
@@ -139,8 +142,10 @@ def _blocks(page: Page, max_model_len: int, request: EngineRequest) -> int:
             "max_num_batched_tokens isn't given",
             hint="sliding layers hold a window and the tokens of one step, so their share depends on it",
         )
-    # a window needn't begin at the start of a block: one block more
     in_flight = batched * _steps_in_flight(request)
+    if page.kind == "chunked":
+        return -(-min(page.window + in_flight, max_model_len) // page.block_tokens)
+    # a window needn't begin at the start of a block: one block more
     return -(-min(page.window - 1 + in_flight, max_model_len) // page.block_tokens) + 1
 
 

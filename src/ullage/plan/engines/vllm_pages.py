@@ -6,6 +6,7 @@ Source of the rules: ``vllm/v1/kv_cache_interface.py`` (page sizes), ``vllm/mode
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -100,17 +101,26 @@ def _block_tokens(
         alignment = LATENT_ALIGNMENT_SINCE_0_27 if request.at_least(0, 27, unknown=False) else LATENT_ALIGNMENT
     rate = max(bytes_per_token(cache, architecture, request) for cache in attention)
     if request.mamba_cache_mode == "all":
-        raise ConfigError(
-            "mamba_cache_mode 'all' depends on the chunk of the model's kernels, which isn't known",
-            hint="none and align are worked out",
-        )
+        alignment = math.lcm(alignment, _chunk(caches))
     return max(asked, alignment * -(-state_bytes // (alignment * rate)))
+
+
+def _chunk(caches: tuple[CacheKind, ...]) -> int:
+    """Tokens that the recurrence takes at once; a state kept in every block must fall between two chunks."""
+    chunks = {cache.chunk for cache in caches if isinstance(cache, RecurrentState)} - {None}
+    if len(chunks) != 1:
+        raise ConfigError(
+            "mamba_cache_mode 'all' depends on the chunk of the recurrence, and the configuration has none",
+            hint="none and align can be worked out",
+        )
+    return int(chunks.pop() or 1)
 
 
 def _with_states_padded(layers: list[Page], block: int, request: EngineRequest) -> list[Page]:
     """States become as large as pages of attention, and take as many tokens: one block a request, or one per block."""
     attention = max((page.size_bytes for page in layers if page.kind != "mamba"), default=0)
-    state_tokens = block if request.mamba_cache_mode == "align" else request.max_model_len or 2**40
+    once = request.mamba_cache_mode not in ("align", "all")
+    state_tokens = request.max_model_len or 2**40 if once else block
     return [
         replace(page, size_bytes=max(page.size_bytes, attention), block_tokens=state_tokens)
         if page.kind == "mamba"
@@ -129,13 +139,21 @@ def _page(cache: CacheKind, block: int, architecture: Architecture, request: Eng
     shape = (heads_per_rank(cache.num_kv_heads, request.tensor_parallel_size), cache.k_head_dim, cache.v_head_dim)
     if cache.window is not None and separate_windows(request):
         return Page("sliding", block, rate * block, cache.window, shape)
-    # layers within chunks are kept like full ones: the manager of hybrids is off for them by default
+    if cache.chunk is not None and separate_chunks(request):
+        return Page("chunked", block, rate * block, cache.chunk, shape)
     return Page("full", block, rate * block, shape=shape)
 
 
 def separate_windows(request: EngineRequest) -> bool:
     """Whether sliding layers have groups of their own. Before 0.9.1 they were kept like full ones."""
     return request.at_least(0, 9, 1, unknown=True)
+
+
+def separate_chunks(request: EngineRequest) -> bool:
+    """Whether layers within chunks have groups of their own: from 0.9.2 on, but not by default in 0.10.1 to 0.12."""
+    if request.at_least(0, 10, 1, unknown=True) and not request.at_least(0, 13, unknown=True):
+        return False
+    return request.at_least(0, 9, 2, unknown=True)
 
 
 def bytes_per_token(cache: CacheKind, architecture: Architecture, request: EngineRequest) -> int:

@@ -112,7 +112,7 @@ def test_linear_layers_are_told_apart_by_their_fields():
     kinds = {cache.form for cache in config("glm53-flash-spark").caches() if isinstance(cache, RecurrentState)}
     assert kinds == {"kimi_delta"}
     assert RecurrentState("gated_delta", 4, 48, 128, 128, 16, "float32") in config("qwen35-27b-vllm-h20").caches()
-    assert RecurrentState("mamba2", 4, 64, 64, 128, 8, "float32") in config("nemotron-cascade2-block").caches()
+    assert RecurrentState("mamba2", 4, 64, 64, 128, 8, "float32", 128) in config("nemotron-cascade2-block").caches()
     jamba = {**LLAMA, "model_type": "jamba", "attn_layer_period": 4, "attn_layer_offset": 1}
     states = architecture_of(jamba).caches()
     assert states == (

@@ -249,6 +249,43 @@ def test_ranks_of_decode_context_parallelism_share_a_requests_tokens():
     assert (printed["capacity_tokens"], round(printed["max_concurrency"], 2)) == (132_096, 1.01)
 
 
-def test_states_in_every_block_are_refused_by_name():
+GRANITE_4_SMALL = {
+    "model_type": "granitemoehybrid",
+    "hidden_size": 4096,
+    "intermediate_size": 768,
+    "num_hidden_layers": 5,
+    "layer_types": ["mamba", "mamba", "attention", "mamba", "mamba"],
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "mamba_n_heads": 128,
+    "mamba_d_head": 64,
+    "mamba_d_state": 128,
+    "mamba_chunk_size": 256,
+    "vocab_size": 100352,
+}
+
+
+@pytest.mark.parametrize(("mode", "block"), [("none", 528), ("align", 528), ("all", 768)])
+def test_states_in_every_block_fall_between_chunks_of_the_recurrence(mode, block):
+    assert report(GRANITE_4_SMALL, mamba_cache_mode=mode)["block_tokens"] == block
+
+
+def test_states_in_every_block_grow_with_the_request():
+    given = {"num_gpu_blocks": 1000, "max_model_len": 7680}
+    assert report(GRANITE_4_SMALL, mamba_cache_mode="all", **given)["max_concurrency"] == 1000 / (5 * 10)
+    assert report(GRANITE_4_SMALL, mamba_cache_mode="none", **given)["max_concurrency"] == 1000 / (15 + 4)
+
+
+def test_states_in_every_block_are_refused_where_chunks_are_not_known():
     with pytest.raises(ConfigError, match="mamba_cache_mode"):
         report(QWEN35_9B, mamba_cache_mode="all")
+
+
+@pytest.mark.parametrize(("version", "groups"), [("0.9.1", 1), ("0.9.2", 4), ("0.11.0", 1), ("0.13.0", 4), (None, 4)])
+def test_layers_within_chunks_have_groups_of_their_own_where_the_release_allows(version, groups):
+    config = {**DENSE, "num_hidden_layers": 8, "attention_chunk_size": 8192, "no_rope_layers": [1, 1, 1, 0] * 2}
+    blocks = report(config, version, kv_memory_gib=1)["num_gpu_blocks"]
+    assert blocks == GIB // (8 // groups * 16 * 4096)
+    given = {"num_gpu_blocks": 1000, "max_model_len": 65536, "max_num_batched_tokens": 8192}
+    per_request = 4096 if groups == 1 else 4096 + 3 * 1024
+    assert report(config, version, **given)["max_concurrency"] == 1000 / per_request
