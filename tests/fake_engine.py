@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 from ullage.engine.core import EngineCore
 from ullage.engine.fake_runner import FakeRunner
 from ullage.engine.kv_cache import KVCacheConfig
 from ullage.engine.request import TokenOutput
 from ullage.engine.scheduler import SchedulerConfig
+from ullage.plan.block_demand import BlockDemand
 from ullage.plan.ledger import MemoryLedger
 
 VOCAB_SIZE = 128
-TOKEN_BYTES = 8
+SLOT_BYTES = 8
 EOS_TOKEN_ID = 127
 
 
@@ -20,30 +22,36 @@ def make_core(
     *,
     num_blocks: int = 16,
     block_size: int = 4,
+    windows: tuple[int | None, ...] = (None,),
     max_model_len: int = 1000,
     max_num_seqs: int = 4,
     max_num_batched_tokens: int = 16,
     max_waiting_requests: int = 8,
+    target_itl_ms: int = 0,
     enable_prefix_caching: bool = True,
     eos_probability: float = 0.0,
     seed: int = 0,
     runner_class: type[FakeRunner] = FakeRunner,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> EngineCore:
     runner = runner_class(
         num_blocks=num_blocks,
         block_size=block_size,
         vocab_size=VOCAB_SIZE,
+        windows=windows,
         eos_token_id=EOS_TOKEN_ID,
         eos_probability=eos_probability,
     )
+    demand = BlockDemand(block_size, windows, max_num_batched_tokens)
     return EngineCore(
         runner,
-        KVCacheConfig(num_blocks, block_size, TOKEN_BYTES, enable_prefix_caching),
-        SchedulerConfig(max_model_len, max_num_seqs, max_num_batched_tokens, max_waiting_requests),
-        ledger=MemoryLedger({"kv_pool": num_blocks * block_size * TOKEN_BYTES}),
+        KVCacheConfig(num_blocks, demand, SLOT_BYTES, enable_prefix_caching),
+        SchedulerConfig(max_model_len, max_num_seqs, max_num_batched_tokens, max_waiting_requests, target_itl_ms),
+        ledger=MemoryLedger({"kv_pool": num_blocks * block_size * SLOT_BYTES}),
         vocab_size=VOCAB_SIZE,
         eos_token_ids=[EOS_TOKEN_ID],
         seed=seed,
+        clock=clock,
     )
 
 

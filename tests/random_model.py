@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ullage.models.layer_groups import layer_groups
 from ullage.models.spec import LayerSpec, ModelSpec, RopeSpec, expected_tensors
 
 
@@ -87,3 +88,8 @@ def small_spec(architecture: str = "llama", *, num_layers: int = 3, vocab_size: 
         embedding_scale=24**0.5 if gemma else 1.0,
         attention_scale=0.25 if gemma else None,
     )
+
+
+def tables_of(spec: ModelSpec, block_ids: Sequence[int], num_blocks: int) -> list[list[int]]:
+    """A block table for each layer group: that of the first one, moved on by ``num_blocks`` from group to group."""
+    return [[block_id + group * num_blocks for block_id in block_ids] for group in range(len(layer_groups(spec)))]

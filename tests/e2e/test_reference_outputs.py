@@ -20,6 +20,7 @@ from ullage.engine.runner import ModelRunner
 from ullage.engine.sampling_params import SamplingParams
 from ullage.engine.step import SampledToken, ScheduledRequest, ScheduledStep
 from ullage.kernels.layout import WeightType, native_memory, numpy_memory
+from ullage.models.layer_groups import layer_groups
 from ullage.models.model_file import ModelFile
 from ullage.models.open_model import open_model
 from ullage.plan.ledger import MemoryLedger
@@ -98,7 +99,7 @@ class Sequence:
     """One reference prompt while it is decoded. It always goes on with the reference's own token."""
 
     request_id: int
-    block_ids: list[int]
+    block_tables: list[list[int]]
     entry: dict[str, Any]
     tokens: list[int]
     num_computed_tokens: int = 0
@@ -108,7 +109,7 @@ class Sequence:
             request_id=self.request_id,
             token_ids=self.tokens[self.num_computed_tokens :],
             num_computed_tokens=self.num_computed_tokens,
-            block_ids=self.block_ids,
+            block_tables=self.block_tables,
             sampling=GREEDY,
             seed=0,
             needs_logits=True,
@@ -121,22 +122,29 @@ class Sequence:
         self.tokens.append(token_id)
 
 
-def new_sequences(reference: list[dict[str, Any]]) -> list[Sequence]:
+def new_sequences(reference: list[dict[str, Any]], num_groups: int) -> list[Sequence]:
     """Block tables in random order, so that nothing may rely on neighbouring blocks."""
     counts = [-(-(len(entry["prompt_ids"]) + len(entry["greedy"])) // BLOCK_SIZE) for entry in reference]
-    free = random.Random(0).sample(range(sum(counts)), sum(counts))
+    num_blocks = sum(counts) * num_groups
+    free = random.Random(0).sample(range(num_blocks), num_blocks)
     return [
-        Sequence(number, [free.pop() for _ in range(count)], entry, list(entry["prompt_ids"]))
+        Sequence(
+            number, [[free.pop() for _ in range(count)] for _ in range(num_groups)], entry, list(entry["prompt_ids"])
+        )
         for number, (count, entry) in enumerate(zip(counts, reference, strict=True))
     ]
 
 
 @contextmanager
-def running(case: RunnerCase, path: Path, sequences: list[Sequence]) -> Iterator[ModelRunner]:
+def running(
+    case: RunnerCase, path: Path, reference: list[dict[str, Any]]
+) -> Iterator[tuple[ModelRunner, list[Sequence]]]:
     model = open_model(path)
-    runner = case.build(model, sum(len(sequence.block_ids) for sequence in sequences), len(sequences))
+    sequences = new_sequences(reference, len(layer_groups(model.spec)))
+    num_blocks = sum(len(table) for sequence in sequences for table in sequence.block_tables)
+    runner = case.build(model, num_blocks, len(sequences))
     try:
-        yield runner
+        yield runner, sequences
     finally:
         runner.close()
         model.close()
@@ -155,9 +163,8 @@ def test_greedy_tokens_and_logprobs_are_those_of_transformers(
 ) -> None:
     case = RUNNERS[runner_name]
     reference = json.loads((Path(__file__).parent / "reference" / REFERENCES[name]).read_text(encoding="utf-8"))
-    sequences = new_sequences(reference)
     five_best: list[list[float]] = []
-    with running(case, model_path(name), sequences) as runner:
+    with running(case, model_path(name), reference) as (runner, sequences):
         for index in range(len(reference[0]["greedy"])):
             # all prompts in one step: prefill first, then one token each
             step = ScheduledStep(tuple(sequence.schedule() for sequence in sequences))

@@ -14,6 +14,7 @@ from ullage.engine.embedded import EmbeddedEngine
 from ullage.engine.fake_runner import FakeRunner
 from ullage.engine.kv_cache import KVCacheConfig
 from ullage.engine.scheduler import SchedulerConfig
+from ullage.plan.block_demand import BlockDemand
 from ullage.plan.ledger import MemoryLedger
 
 NUM_BLOCKS, BLOCK_SIZE, TOKEN_BYTES = 32, 4, 8
@@ -31,7 +32,7 @@ def make_engine(*, step_seconds: float = 0.0, eos_probability: float = 0.0) -> E
     )
     core = EngineCore(
         runner,
-        KVCacheConfig(NUM_BLOCKS, BLOCK_SIZE, TOKEN_BYTES),
+        KVCacheConfig(NUM_BLOCKS, BlockDemand(BLOCK_SIZE), TOKEN_BYTES),
         SchedulerConfig(max_model_len=200, max_num_seqs=4, max_num_batched_tokens=16, max_waiting_requests=40),
         ledger=MemoryLedger({"kv_pool": NUM_BLOCKS * BLOCK_SIZE * TOKEN_BYTES}),
         vocab_size=ByteTokenizer.vocab_size,

@@ -17,6 +17,7 @@ COMMANDS = {
     "chat": ("ullage.cli.generate:chat", "Talk with a model in this terminal."),
     "generate": ("ullage.cli.generate:generate", "Continue a text and print it as it is made."),
     "bench": ("ullage.cli.bench:bench", "Measure how fast a model runs on this machine."),
+    "accuracy": ("ullage.cli.accuracy:accuracy", "Compare the kernels with the float32 reference on plain text."),
     "demo": ("ullage.cli.demo:demo", "Fetch, serve and ask a small model, and show its memory."),
 }
 """Name -> (module:object, the line in the help)."""

@@ -76,8 +76,10 @@ def _introduce(console: Console, name: str, path: Path, built: BuiltEngine, load
     )
     console.print(plan_table(built.plan))
     plan = built.plan
+    at_least = "at least " if plan.demand.num_groups > 1 else ""
     console.print(
-        f"KV pool: {plan.num_blocks:,} blocks of {plan.block_size} tokens, {plan.capacity_tokens:,} tokens in all "
+        f"KV pool: {plan.num_blocks:,} blocks of {plan.block_size} tokens, "
+        f"{at_least}{plan.capacity_tokens:,} tokens in all "
         f"({format_bytes(plan.token_bytes)} each); one request has at most {plan.max_request_tokens:,}",
         highlight=False,
     )

@@ -31,7 +31,13 @@ class EngineOptions:
     )
     max_num_seqs: int = setting(32, "Requests in one step at most.", at_least=1)
     max_num_batched_tokens: int = setting(
-        512, "Tokens in one step at most; longer prompts run in chunks of this many.", at_least=1
+        512, "Tokens in one step at most; longer prompts run in chunks of this many at most.", at_least=1
+    )
+    target_itl_ms: int = setting(
+        100,
+        "Milliseconds between the tokens of running answers to stay under: prompts beside them run in smaller chunks; "
+        "0 for no target.",
+        at_least=0,
     )
     max_waiting_requests: int = setting(
         256, "Requests that may wait for their turn; one more is answered with 429.", at_least=1
@@ -98,9 +104,13 @@ def build_engine(model_path: Path, options: EngineOptions) -> BuiltEngine:
         chat_template = None if source is None else ChatTemplate(source, tokenizer)
         plan = plan_engine(model.spec, plan_request)
         scheduler_config = SchedulerConfig(
-            plan.max_model_len, options.max_num_seqs, options.max_num_batched_tokens, options.max_waiting_requests
+            plan.max_model_len,
+            options.max_num_seqs,
+            options.max_num_batched_tokens,
+            options.max_waiting_requests,
+            options.target_itl_ms,
         )
-        kv_config = KVCacheConfig(plan.num_blocks, plan.block_size, plan.token_bytes, options.enable_prefix_caching)
+        kv_config = KVCacheConfig(plan.num_blocks, plan.demand, plan.slot_bytes, options.enable_prefix_caching)
         ledger = MemoryLedger(plan.planned_bytes())
         runner = _build_runner(model, ledger, plan, plan_request)
         ledger.check_complete()

@@ -5,13 +5,14 @@ them; ``EmbeddedEngine`` in ``embedded.py`` gives both a thread, takes requests 
 
 ``step`` is all of it: the scheduler says what to run, the runner runs it, the scheduler takes the result in. What they
 say to each other stands in ``step.py``; who runs when, in ``scheduler.py``; where keys and values lie, in
-``kv_cache.py``.
+``kv_cache.py``; how large a step may be, in ``step_budget.py``.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Sequence
+import time
+from collections.abc import Callable, Collection, Sequence
 
 from ullage.engine.kv_cache import KVCacheConfig, KVCacheManager
 from ullage.engine.request import Request, RequestLimits, TokenOutput
@@ -28,6 +29,7 @@ class EngineCore:
 
     :param eos_token_ids: the model's own end-of-sequence ids
     :param seed: from which requests that bring no seed get theirs
+    :param clock: seconds, never going back; steps are sized by it, tokens don't depend on it
     """
 
     def __init__(
@@ -40,15 +42,15 @@ class EngineCore:
         vocab_size: int,
         eos_token_ids: Collection[int] = (),
         seed: int = 0,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.runner = runner
         self.ledger = ledger
         self.scheduler = Scheduler(scheduler_config, KVCacheManager(kv_config, ledger))
-        self.limits = RequestLimits(
-            scheduler_config.max_model_len, kv_config.num_blocks, kv_config.block_size, vocab_size
-        )
+        self.limits = RequestLimits(scheduler_config.max_model_len, kv_config.num_blocks, kv_config.demand, vocab_size)
         self._eos_token_ids = frozenset(eos_token_ids)
         self._seeds = random.Random(seed)
+        self._clock = clock
         self._num_accepted = 0
 
     def step(self) -> list[TokenOutput]:
@@ -56,8 +58,10 @@ class EngineCore:
 
         :raises EngineError: the runner failed; the engine can't go on
         """
+        began = self._clock()
         step = self.scheduler.schedule()
         sampled = self.runner.execute(step)  # the GIL is released inside
+        self.scheduler.step_budget.learn(step, self._clock() - began)
         return self.scheduler.update(step, sampled)
 
     def add_request(self, prompt_token_ids: Sequence[int], sampling: SamplingParams, *, cache_salt: str = "") -> int:
@@ -88,7 +92,7 @@ class EngineCore:
 
     def check_integrity(self) -> None:
         """:raises EngineError: blocks, tables and ledger don't agree (a bug)"""
-        self.scheduler.kv_cache.check_integrity(request.block_ids for request in self.scheduler.running)
+        self.scheduler.kv_cache.check_integrity(self.scheduler.running)
 
     def close(self) -> None:
         """Ends all requests without output, then frees the runner's memory."""

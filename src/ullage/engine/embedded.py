@@ -128,8 +128,7 @@ class EmbeddedEngine(EngineClient):
 
     def __init__(self, core: EngineCore, tokenizer: Tokenizer | None) -> None:
         self.max_model_len = core.limits.max_model_len
-        pool_tokens = core.limits.num_blocks * core.limits.block_size
-        self.max_request_tokens = min(self.max_model_len, pool_tokens)
+        self.max_request_tokens = core.limits.max_request_tokens
         self._core = core
         self._engine = TextEngine(core, tokenizer)
         self.max_requests = core.scheduler.config.max_requests

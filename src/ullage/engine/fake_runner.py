@@ -1,10 +1,10 @@
 """A runner without a model, that tells whether the blocks were right.
 
-A slot of its fake KV pool holds a hash of the token written there and of what it *reads back* from the slot before, as
-the keys and values of a real model depend on all that stands before them. The next token is a hash of all slots of the
-request, read back through its block table. So the tokens of a request depend on its prompt alone, however it was
-chunked, batched, cached or preempted; and a block that was given twice, kept too long or shared when it shouldn't be
-changes them.
+A slot of its fake KV pool holds a hash of the token written there and of what it *reads back* from the slots before: of
+all in the window of its layer group the first and the last, as the keys and values of a real model depend on all that
+they see. The next token is a hash of all slots of the request that it sees, read back through its block tables. So the
+tokens of a request depend on its prompt alone, however it was chunked, batched, cached or preempted; and a block that
+was given twice, kept too long, given back too early or shared when it shouldn't be changes them.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from __future__ import annotations
 import time
 import zlib
 from array import array
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 
 from ullage.base.errors import EngineError
-from ullage.engine.step import SampledToken, ScheduledRequest, ScheduledStep
+from ullage.engine.step import RELEASED_BLOCK, SampledToken, ScheduledRequest, ScheduledStep
 
 NOTHING_WRITTEN = 0xFFFF_FFFF
 
@@ -23,6 +24,7 @@ NOTHING_WRITTEN = 0xFFFF_FFFF
 class FakeRunner:
     """Implements ``ModelRunner``. Ships with the package as the double for tests of whatever stands on an engine.
 
+    :param windows: that of each layer group, as in ``BlockDemand``
     :param eos_token_id: comes with ``eos_probability``, and not otherwise
     :param step_seconds: how long a step takes
     """
@@ -35,6 +37,7 @@ class FakeRunner:
         num_blocks: int,
         block_size: int,
         vocab_size: int,
+        windows: Sequence[int | None] = (None,),
         eos_token_id: int | None = None,
         eos_probability: float = 0.0,
         step_seconds: float = 0.0,
@@ -43,6 +46,7 @@ class FakeRunner:
         self.num_steps = 0
         self.closed = False
         self._block_size = block_size
+        self._windows = windows
         self._blocks = [array("L", [NOTHING_WRITTEN]) * block_size for _ in range(num_blocks)]
         self._eos_token_id = eos_token_id
         self._eos_probability = eos_probability
@@ -74,40 +78,63 @@ class FakeRunner:
 
         :param ending_token_ids: those that can't come within the first ``min_tokens``
         """
-        slots = array("L")
+        groups = [array("L") for _ in self._windows]
         token_ids: list[int] = []
-        for token_id in prompt_token_ids:
-            slots.append(_slot_value(token_id, slots[-1] if slots else 0))
-        for num_output_tokens in range(num_tokens):
-            banned = ending_token_ids if num_output_tokens < min_tokens else ()
-            token_ids.append(self._next_token(slots, banned))
-            slots.append(_slot_value(token_ids[-1], slots[-1]))
+        for position in range(len(prompt_token_ids) + num_tokens):
+            num_output_tokens = position - len(prompt_token_ids)
+            if num_output_tokens >= 0:
+                banned = ending_token_ids if num_output_tokens < min_tokens else ()
+                seen = [slots[_first_seen(w, position - 1) :] for w, slots in zip(self._windows, groups, strict=True)]
+                token_ids.append(self._next_token(seen, banned))
+            token_id = token_ids[-1] if num_output_tokens >= 0 else prompt_token_ids[position]
+            for group, slots in enumerate(groups):
+                slots.append(self._slot_value(token_id, position, group, slots.__getitem__))
         return token_ids
 
     def _write(self, request: ScheduledRequest) -> None:
-        for position, token_id in enumerate(request.token_ids, request.num_computed_tokens):
-            before = self._slot(request, position - 1) if position else 0
-            index, offset = divmod(position, self._block_size)
-            self._blocks[request.block_ids[index]][offset] = _slot_value(token_id, before)
+        for group, table in enumerate(request.block_tables):
+            for position, token_id in enumerate(request.token_ids, request.num_computed_tokens):
+                value = self._slot_value(token_id, position, group, partial(self._read, table))
+                index, offset = divmod(position, self._block_size)
+                self._block(table[index])[offset] = value
 
-    def _slot(self, request: ScheduledRequest, position: int) -> int:
+    def _slot_value(self, token_id: int, position: int, group: int, read: Callable[[int], int]) -> int:
+        """:param read: gives the value of a slot by its position"""
+        first = _first_seen(self._windows[group], position)
+        before = f"{read(first)} {read(position - 1)}" if first < position else ""
+        return zlib.crc32(f"{token_id} {group} {before}".encode())
+
+    def _read(self, table: Sequence[int], position: int) -> int:
         index, offset = divmod(position, self._block_size)
-        return self._blocks[request.block_ids[index]][offset]
+        return self._block(table[index])[offset]
+
+    def _block(self, block_id: int) -> array[int]:
+        assert block_id != RELEASED_BLOCK, "a block that was given back is still needed"
+        return self._blocks[block_id]
 
     def _sample(self, request: ScheduledRequest) -> SampledToken:
-        slots = array("L")
-        for block_id in request.block_ids:
-            slots.extend(self._blocks[block_id])
-        del slots[request.num_computed_tokens + len(request.token_ids) :]
-        token_id = self._next_token(slots, request.banned_token_ids)
+        num_tokens = request.num_computed_tokens + len(request.token_ids)
+        seen = []
+        for window, table in zip(self._windows, request.block_tables, strict=True):
+            first = _first_seen(window, num_tokens - 1)
+            first_block = first // self._block_size
+            slots = array("L")
+            for block_id in table[first_block : -(-num_tokens // self._block_size)]:
+                slots.extend(self._block(block_id))
+            start = first_block * self._block_size
+            seen.append(slots[first - start : num_tokens - start])
+        token_id = self._next_token(seen, request.banned_token_ids)
         if request.sampling.logprobs is None:
             return SampledToken(request.request_id, token_id)
         candidates = [(token_id + i) % self.vocab_size for i in range(request.sampling.logprobs)]
         top_logprobs = tuple((candidate, -1.0 - i) for i, candidate in enumerate(candidates))
         return SampledToken(request.request_id, token_id, -1.0, top_logprobs)
 
-    def _next_token(self, slots: array[int], banned_token_ids: Collection[int]) -> int:
-        digest = zlib.crc32(slots.tobytes())
+    def _next_token(self, seen: Sequence[array[int]], banned_token_ids: Collection[int]) -> int:
+        """:param seen: the values of each layer group that the last token sees, its own among them"""
+        digest = 0
+        for slots in seen:
+            digest = zlib.crc32(slots.tobytes(), digest)
         avoided = [*banned_token_ids]
         if self._eos_token_id is not None and self._eos_token_id not in avoided:
             if zlib.crc32(b"end", digest) < self._eos_probability * 2**32:
@@ -120,5 +147,6 @@ class FakeRunner:
         return token_id
 
 
-def _slot_value(token_id: int, before: int) -> int:
-    return zlib.crc32(token_id.to_bytes(4, "little"), before)
+def _first_seen(window: int | None, position: int) -> int:
+    """The first position that the token at ``position`` sees."""
+    return 0 if window is None else max(0, position + 1 - window)

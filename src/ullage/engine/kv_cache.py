@@ -2,33 +2,28 @@
 
 Blocks are numbers here; the runner owns the tensors behind them. Three levels, each knows only the one before::
 
-    Block  ◀─  BlockPool (free queue, reference counts, published prefixes)  ◀─  KVCacheManager (block tables)
+    Block, Prefix  ◀─  BlockPool (free queue, reference counts, prefixes)  ◀─  KVCacheManager (block tables)
 
-**Prefix caching.** When a block is full it is *published* under the key ``(parent, tokens)``: the tokens it holds, and
-the prefix they follow, the parent's ``prefix_id`` (for a first block: the request's salt). Prefix ids are never given
-twice, so a chain of keys stands for exactly one text. The dictionary hashes a key to find it and then compares the key
-itself, tokens and parent, so that two prompts whose hashes collide can't be served each other's cache. Only full
-blocks are shared, and the last token of a request is always run again, because its logits are needed.
+A request has a block table for each group of layers (``models/layer_groups.py``). All blocks are alike, and any free
+one serves any group. How many blocks a request holds at any time follows from ``plan/block_demand.py``.
 
-**Eviction.** A published block without references waits in the free queue as *cached*. The front of the queue is
-handed out first; what was freed last stands last (least recently used), tails before their heads, and blocks that
-were never published go to the very front. Should a head be evicted before its tail after all, the tail can't be found
-any more and leaves in its turn. ``tests/unit/engine/test_prefix_caching_example.py`` walks through all of it.
+**Prefix hits.** Of a prefix of n blocks, a request needs all n in the groups without a window; in a group with one,
+only those that its next token can see. It gets the longest prefix of which the pool still has these. The last token of
+a request is always run again, because its logits are needed.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections import Counter, OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from ullage.base.errors import ConfigError, EngineError
+from ullage.engine.block_pool import Block, BlockPool, Prefix
 from ullage.engine.request import Request
+from ullage.engine.step import RELEASED_BLOCK
+from ullage.plan.block_demand import BlockDemand
 from ullage.plan.ledger import MemoryLedger
-
-PrefixKey = tuple[int | str, tuple[int, ...]]
-"""(parent's prefix id, or the salt for a first block; tokens of the block)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,116 +32,22 @@ class KVCacheConfig:
 
     num_blocks: int
     """Blocks in the pool."""
-    block_size: int
-    """Tokens in a block."""
-    token_bytes: int
-    """Bytes of one token's keys and values, over all layers."""
+    demand: BlockDemand
+    """Block size, and how many blocks a request holds."""
+    slot_bytes: int
+    """Bytes of one token's keys and values in a block: over the layers of one group."""
     enable_prefix_caching: bool = True
     """Keep full blocks findable after their request ended."""
 
     def __post_init__(self) -> None:
-        for name in ("num_blocks", "block_size", "token_bytes"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        sizes = {"num_blocks": self.num_blocks, "block_size": self.demand.block_size, "slot_bytes": self.slot_bytes}
+        for name, size in sizes.items():
+            if size < 1:
+                raise ConfigError(f"{name} must be at least 1, got {size}")
 
     @property
     def block_bytes(self) -> int:
-        return self.block_size * self.token_bytes
-
-
-@dataclass(slots=True, eq=False)
-class Block:
-    """One block of the pool."""
-
-    block_id: int
-    num_references: int = 0
-    """Block tables it stands in."""
-    num_tokens: int = 0
-    """Tokens written. A block that isn't full has one owner."""
-    prefix_id: int | None = None
-    """Stands for all tokens up to the end of this block; None until it is full."""
-    key: PrefixKey | None = None
-    """What it can be found by; None: not published."""
-
-
-class BlockPool:
-    """Owns all blocks. Counts as it goes, so that the books cost nothing to read."""
-
-    def __init__(self, num_blocks: int, block_size: int) -> None:
-        self.block_size = block_size
-        self.blocks = [Block(block_id) for block_id in range(num_blocks)]
-        self.free_queue: OrderedDict[int, Block] = OrderedDict((block.block_id, block) for block in self.blocks)
-        self.published: dict[PrefixKey, Block] = {}
-        self.num_cached = 0
-        """Published blocks in the free queue."""
-        self.num_used_tokens = 0
-        """Tokens written in blocks that are referenced."""
-        self._prefix_ids = itertools.count()
-
-    @property
-    def num_free(self) -> int:
-        """Blocks that can be handed out, the cached ones among them."""
-        return len(self.free_queue)
-
-    @property
-    def num_referenced(self) -> int:
-        return len(self.blocks) - len(self.free_queue)
-
-    def allocate(self) -> Block | None:
-        """An empty block with one reference; None when there is none. Evicts the cached prefix it may have held."""
-        if not self.free_queue:
-            return None
-        _, block = self.free_queue.popitem(last=False)
-        if block.key is not None:
-            del self.published[block.key]
-            self.num_cached -= 1
-        block.num_references, block.num_tokens, block.prefix_id, block.key = 1, 0, None, None
-        return block
-
-    def find(self, key: PrefixKey) -> Block | None:
-        return self.published.get(key)
-
-    def share(self, block: Block) -> None:
-        """One more reference to a published block, wherever it is."""
-        assert block.key is not None, "only published blocks are shared"
-        if block.num_references == 0:
-            del self.free_queue[block.block_id]
-            self.num_cached -= 1
-            self.num_used_tokens += block.num_tokens
-        block.num_references += 1
-
-    def release(self, block: Block) -> None:
-        """One reference less; the last one puts the block into the free queue."""
-        assert block.num_references > 0, f"block {block.block_id} released once too often"
-        block.num_references -= 1
-        if block.num_references > 0:
-            return
-        self.num_used_tokens -= block.num_tokens
-        self.free_queue[block.block_id] = block
-        if block.key is not None:
-            self.num_cached += 1
-        else:
-            self.free_queue.move_to_end(block.block_id, last=False)
-
-    def write(self, block: Block, num_tokens: int) -> None:
-        """Notes that ``num_tokens`` more were written into a block."""
-        assert block.num_references == 1
-        assert block.num_tokens + num_tokens <= self.block_size
-        block.num_tokens += num_tokens
-        self.num_used_tokens += num_tokens
-
-    def publish(self, block: Block, key: PrefixKey) -> None:
-        """Makes a full block findable. When its twin is already (equal prompts in one step), it stays private but
-        passes for the twin: what follows it is the same prefix.
-        """
-        assert block.num_tokens == self.block_size
-        assert block.prefix_id is None
-        twin = self.published.get(key)
-        if twin is not None:
-            block.prefix_id = twin.prefix_id
-        else:
-            block.prefix_id, block.key = next(self._prefix_ids), key
-            self.published[key] = block
+        return self.demand.block_size * self.slot_bytes
 
 
 class KVCacheManager:
@@ -154,123 +55,178 @@ class KVCacheManager:
 
     def __init__(self, config: KVCacheConfig, ledger: MemoryLedger) -> None:
         self.config = config
-        self.pool = BlockPool(config.num_blocks, config.block_size)
+        self.pool = BlockPool(config.num_blocks, config.demand.block_size)
+        self._demand = config.demand
+        self._windowed = [(group, w) for group, w in enumerate(config.demand.windows) if w is not None]
         self._ledger = ledger
 
     def admit(self, request: Request, *, keep_free: int = 0) -> int | None:
-        """Gives a request without blocks those for all tokens it has; what the prefix cache holds counts as computed.
+        """Gives a request without blocks those it may hold now; what the prefix cache holds counts as computed.
 
-        :param keep_free: blocks that must be left in the pool afterwards
+        :param keep_free: blocks of each layer group that must be left in the pool afterwards
         :return: tokens found in the cache; None: not enough free blocks, nothing changed
         """
-        assert not request.block_ids, "the request holds blocks already"
-        cached = self._find_prefix(request)
-        num_new = self._num_blocks_for(request.num_tokens) - len(cached)
-        num_taken = num_new + sum(block.num_references == 0 for block in cached)
-        if num_taken + keep_free > self.pool.num_free:
+        assert not request.block_tables, "the request holds blocks already"
+        prefixes = self._find_prefixes(request)
+        num_cached_tokens = len(prefixes) * self._demand.block_size
+        cached: list[list[Block]] = []
+        num_needed = keep_free * self._demand.num_groups
+        for group, window in enumerate(self._demand.windows):
+            seen = prefixes[self._demand.first_block(window, num_cached_tokens) :]
+            cached.append([prefix.blocks[group] for prefix in seen])
+            num_needed += sum(block.num_references == 0 for block in cached[group])
+            num_needed += self._demand.table_length(window, num_cached_tokens, request.num_tokens) - len(prefixes)
+        if num_needed > self.pool.num_free:
             return None
-        for block in cached:  # before anything is allocated, so that it can't be evicted
-            self.pool.share(block)
-        request.block_ids = [block.block_id for block in cached]
-        request.num_computed_tokens = len(cached) * self.config.block_size
-        for _ in range(num_new):
-            self._append_block(request)
+        request.num_computed_tokens = num_cached_tokens
+        for blocks in cached:  # before anything is allocated, so that it can't be evicted
+            for block in blocks:
+                self.pool.share(block)
+            given_back = [RELEASED_BLOCK] * (len(prefixes) - len(blocks))
+            request.block_tables.append(given_back + [block.block_id for block in blocks])
+        if prefixes:
+            self._move_to(request, prefixes[-1])
+        self._fill_up(request)
         self._book()
-        return request.num_computed_tokens
+        return num_cached_tokens
 
-    def extend(self, request: Request) -> list[int] | None:
-        """Adds a block when the request's tokens need one more.
+    def extend(self, request: Request) -> list[list[int]] | None:
+        """Adds the blocks that the request's next step may need.
 
-        :return: the block table; None: no block is free, nothing changed
+        :return: the block tables; None: not enough blocks are free, nothing changed
         """
-        if len(request.block_ids) * self.config.block_size < request.num_tokens:
-            if not self.pool.num_free:
+        num_missing = 0
+        for window, table in zip(self._demand.windows, request.block_tables, strict=True):
+            num_missing += self._length_of(request, window) - len(table)
+        if num_missing:
+            if num_missing > self.pool.num_free:
                 return None
-            self._append_block(request)
+            self._fill_up(request)
             self._book()
-        return request.block_ids
+        return request.block_tables
 
     def advance(self, request: Request, num_tokens: int) -> None:
-        """Notes that the next ``num_tokens`` tokens were computed; publishes the blocks they filled."""
-        block_size = self.config.block_size
+        """Notes that the next ``num_tokens`` tokens were computed: publishes the blocks they filled, and gives back
+        those that no token from now on can see.
+        """
+        block_size = self._demand.block_size
         end = request.num_computed_tokens + num_tokens
-        assert end <= request.num_tokens <= len(request.block_ids) * block_size
+        assert end <= request.num_tokens
         while request.num_computed_tokens < end:
             index, offset = divmod(request.num_computed_tokens, block_size)
             num_written = min(block_size - offset, end - request.num_computed_tokens)
-            block = self.pool.blocks[request.block_ids[index]]
-            self.pool.write(block, num_written)
+            for table in request.block_tables:
+                self.pool.write(self.pool.blocks[table[index]], num_written)
             request.num_computed_tokens += num_written
-            if block.num_tokens == block_size and self.config.enable_prefix_caching:
-                self.pool.publish(block, self._key(request, index))
+            if offset + num_written == block_size and self.config.enable_prefix_caching:
+                self._publish(request, index)
+        self._give_back(request)
         self._book()
 
     def free(self, request: Request) -> None:
         """Takes a request's blocks back, the last first, so that tails are evicted before the heads they need."""
-        block_ids, request.block_ids, request.num_computed_tokens = request.block_ids, [], 0
-        for block_id in reversed(block_ids):
-            self.pool.release(self.pool.blocks[block_id])
+        tables, request.block_tables, request.num_computed_tokens = request.block_tables, [], 0
+        for block_ids in reversed(list(zip_longest(*tables, fillvalue=RELEASED_BLOCK))):
+            for block_id in block_ids:
+                if block_id != RELEASED_BLOCK:
+                    self.pool.release(self.pool.blocks[block_id])
+        self._move_to(request, None)
         self._book()
 
-    def _num_blocks_for(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.config.block_size)
+    def _length_of(self, request: Request, window: int | None) -> int:
+        """Entries that a table must have now."""
+        return self._demand.table_length(window, request.num_computed_tokens, len(request.token_ids))
 
-    def _append_block(self, request: Request) -> None:
-        block = self.pool.allocate()
-        assert block is not None
-        request.block_ids.append(block.block_id)
+    def _fill_up(self, request: Request) -> None:
+        for group, window in enumerate(self._demand.windows):
+            table = request.block_tables[group]
+            for _ in range(self._length_of(request, window) - len(table)):
+                block = self.pool.allocate(group)
+                assert block is not None
+                table.append(block.block_id)
 
-    def _find_prefix(self, request: Request) -> list[Block]:
-        """The longest chain of published blocks that begins the request, short of its last token."""
-        found: list[Block] = []
+    def _give_back(self, request: Request) -> None:
+        for group, window in self._windowed:
+            table = request.block_tables[group]
+            index = self._demand.first_block(window, request.num_computed_tokens) - 1
+            while index >= 0 and table[index] != RELEASED_BLOCK:
+                self.pool.release(self.pool.blocks[table[index]])
+                table[index] = RELEASED_BLOCK
+                index -= 1
+
+    def _publish(self, request: Request, index: int) -> None:
+        """Makes a block of every table, just filled, findable behind those before it."""
+        size = self._demand.block_size
+        blocks = [self.pool.blocks[table[index]] for table in request.block_tables]
+        tokens = tuple(request.token_ids[index * size : (index + 1) * size])
+        self._move_to(request, self.pool.publish(blocks, (request.prefix or request.cache_salt, tokens)))
+
+    def _move_to(self, request: Request, prefix: Prefix | None) -> None:
+        """The request's full blocks end with this prefix now; it is held while the request runs."""
+        if prefix is not None:
+            prefix.num_holders += 1
+        if request.prefix is not None:
+            self.pool.let_go(request.prefix)
+        request.prefix = prefix
+
+    def _find_prefixes(self, request: Request) -> list[Prefix]:
+        """The longest chain of prefixes that begins the request, short of its last token, and can be used."""
+        found: list[Prefix] = []
         if not self.config.enable_prefix_caching:
             return found
-        size = self.config.block_size
-        parent: int | str | None = request.cache_salt
-        for start in range(0, request.num_tokens - size, size):
-            assert parent is not None
-            block = self.pool.find((parent, tuple(request.token_ids[start : start + size])))
-            if block is None:
+        size, windows = self._demand.block_size, self._demand.windows
+        num_usable = 0
+        complete_from = [0] * len(windows)  # by group: from here on every prefix found has a block
+        for end in range(size, request.num_tokens, size):
+            tokens = tuple(request.token_ids[end - size : end])
+            prefix = self.pool.prefixes.get((found[-1] if found else request.cache_salt, tokens))
+            if prefix is None:
                 break
-            found.append(block)
-            parent = block.prefix_id
-        return found
-
-    def _key(self, request: Request, index: int) -> PrefixKey:
-        size = self.config.block_size
-        parent = self.pool.blocks[request.block_ids[index - 1]].prefix_id if index else request.cache_salt
-        assert parent is not None, "blocks fill up in order"
-        return parent, tuple(request.token_ids[index * size : (index + 1) * size])
+            found.append(prefix)
+            for group in range(len(windows)):
+                if group not in prefix.blocks:
+                    complete_from[group] = len(found)
+            if all(self._demand.first_block(w, end) >= c for w, c in zip(windows, complete_from, strict=True)):
+                num_usable = len(found)
+        return found[:num_usable]
 
     def _book(self) -> None:
         self._ledger.book_kv(
             reserved_bytes=self.pool.num_referenced * self.config.block_bytes,
-            used_bytes=self.pool.num_used_tokens * self.config.token_bytes,
+            used_bytes=self.pool.num_used_tokens * self.config.slot_bytes,
             cached_bytes=self.pool.num_cached * self.config.block_bytes,
         )
 
-    def check_integrity(self, block_tables: Iterable[Sequence[int]]) -> None:
+    def check_integrity(self, requests: Iterable[Request]) -> None:
         """Compares all counts with what they count. For tests and for an idle engine.
 
-        :param block_tables: those of all requests that hold blocks
+        :param requests: all that hold blocks
         :raises EngineError: something doesn't add up (a bug)
         """
-        pool, blocks = self.pool, self.pool.blocks
-        references = Counter(itertools.chain.from_iterable(block_tables))
-        referenced = [block for block in blocks if block.num_references > 0]
-        cached = [block for block in pool.free_queue.values() if block.key is not None]
+        requests = list(requests)
+        held = [request.prefix for request in requests if request.prefix is not None]
         booked = self._ledger.snapshot()
-        statements = {
-            "free + referenced = total": pool.num_free + len(referenced) == len(blocks),
-            "reference counts = block tables": references == {b.block_id: b.num_references for b in referenced},
-            "no free block is referenced": all(b.num_references == 0 for b in pool.free_queue.values()),
-            "published blocks are full": all(b.num_tokens == pool.block_size for b in pool.published.values()),
-            "every key leads to its block": pool.published == {b.key: b for b in blocks if b.key is not None},
-            "cached": pool.num_cached == len(cached),
-            "used tokens": pool.num_used_tokens == sum(b.num_tokens for b in referenced),
-            "ledger: reserved": booked.kv_reserved_bytes == len(referenced) * self.config.block_bytes,
-            "ledger: used": booked.kv_used_bytes == pool.num_used_tokens * self.config.token_bytes,
-            "ledger: cached": booked.kv_cached_bytes == len(cached) * self.config.block_bytes,
+        pool, config = self.pool, self.config
+        given_back: list[int] = []
+        tables: list[tuple[int, list[int]]] = []  # (group, what it holds)
+        for request in requests:
+            for group, (window, table) in enumerate(zip(self._demand.windows, request.block_tables, strict=True)):
+                first = self._demand.first_block(window, request.num_computed_tokens)
+                given_back += table[:first]
+                tables.append((group, table[first:]))
+        statements = pool.statements((table for _, table in tables), held) | {
+            "what no token sees was given back": set(given_back) <= {RELEASED_BLOCK},
+            "blocks serve their group": all(
+                pool.blocks[block_id].group == group for group, table in tables for block_id in table
+            ),
+            "no request holds too much": all(
+                sum(len(table) - table.count(RELEASED_BLOCK) for table in request.block_tables)
+                <= self._demand.num_blocks(request.num_tokens)
+                for request in requests
+            ),
+            "ledger: reserved": booked.kv_reserved_bytes == pool.num_referenced * config.block_bytes,
+            "ledger: used": booked.kv_used_bytes == pool.num_used_tokens * config.slot_bytes,
+            "ledger: cached": booked.kv_cached_bytes == pool.num_cached * config.block_bytes,
         }
         wrong = [statement for statement, holds in statements.items() if not holds]
         if wrong:

@@ -76,12 +76,13 @@ class NativeRunner:
             np.arange(request.num_computed_tokens, request.num_computed_tokens + length, dtype=np.int32)
             for request, length in zip(requests, lengths, strict=True)
         ]
-        table_starts = [0, *accumulate(len(request.block_ids) for request in requests)][:-1]
+        tables = [*chain.from_iterable(zip(*(request.block_tables for request in requests), strict=True))]
+        table_starts = [0, *accumulate(map(len, tables))][:-1]
         logits = self._decoder.step(
             np.fromiter(chain.from_iterable(request.token_ids for request in requests), np.int32, starts[-1]),
             np.concatenate(positions),
             np.array(starts, np.int32),
-            np.fromiter(chain.from_iterable(request.block_ids for request in requests), np.int32),
+            np.fromiter(chain.from_iterable(tables), np.int32),
             np.array(table_starts, np.int32),
             np.array([row for _, row in sampled], np.int32),
         )

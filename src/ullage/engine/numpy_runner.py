@@ -6,7 +6,7 @@ It is the specification of the native runner, and runs in its stead where there 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -14,8 +14,9 @@ from ullage.engine.sampler import sample
 from ullage.engine.step import SampledToken, ScheduledRequest, ScheduledStep
 from ullage.kernels import reference as kernel
 from ullage.kernels.reference import Floats, Integers
+from ullage.models.layer_groups import layer_groups
 from ullage.models.model_file import ModelFile
-from ullage.models.spec import LayerSpec, ModelSpec, RopeSpec, expected_tensors
+from ullage.models.spec import LayerSpec, RopeSpec, expected_tensors
 from ullage.plan.ledger import MemoryLedger
 
 FLOAT_BYTES = 4
@@ -50,7 +51,17 @@ class NumpyRunner:
         self._max_num_batched_tokens = max_num_batched_tokens
         self._weights = _load_weights(model, ledger)
         self._layer_weights = [_layer_weights(self._weights, index) for index in range(spec.num_layers)]
-        self._kv_pool = _allocate(ledger, "kv_pool", _kv_shape(spec, num_blocks, block_size))
+        groups = layer_groups(spec)
+        self._kv_pool = _allocate(
+            ledger,
+            "kv_pool",
+            # [layers of a group, keys and values, blocks, block_size, kv_heads, head_size]
+            (len(groups[0].layers), 2, num_blocks, block_size, spec.num_kv_heads, spec.head_size),
+        )
+        self._places = {
+            layer: (number, slot) for number, group in enumerate(groups) for slot, layer in enumerate(group.layers)
+        }
+        """Of each layer: its group, and which of the group's layers it is."""
         self._logits = _allocate(ledger, "logits", (max_num_seqs, spec.vocab_size))
 
     def execute(self, step: ScheduledStep) -> list[SampledToken]:
@@ -63,7 +74,8 @@ class NumpyRunner:
         """
         assert 0 < step.num_tokens <= self._max_num_batched_tokens, step.num_tokens
         positions = np.concatenate([_positions(request) for request in step.requests])
-        slots = self._slots(step)
+        tables = list(zip(*(request.block_tables for request in step.requests), strict=True))
+        slots = [self._slots(step, group) for group in tables]
         ropes = {
             rope: kernel.rope_tables(rope, self.spec.head_size, positions)
             for rope in {layer.rope for layer in self.spec.layers}
@@ -71,8 +83,12 @@ class NumpyRunner:
 
         token_ids = np.concatenate([np.asarray(request.token_ids, dtype=np.int64) for request in step.requests])
         hidden = self._weights["embed"][token_ids] * np.float32(self.spec.embedding_scale)
-        for layer, weights, (keys, values) in zip(self.spec.layers, self._layer_weights, self._kv_pool, strict=True):
-            hidden = hidden + self._attention(layer, weights, hidden, step, ropes, slots, keys, values)
+        for index, (layer, weights) in enumerate(zip(self.spec.layers, self._layer_weights, strict=True)):
+            group, slot = self._places[index]
+            keys, values = self._kv_pool[slot]
+            hidden = hidden + self._attention(
+                layer, weights, hidden, step, ropes, tables[group], slots[group], keys, values
+            )
             hidden = hidden + self._feed_forward(weights, hidden)
         return self._head(hidden[_last_rows(step)])
 
@@ -88,11 +104,14 @@ class NumpyRunner:
         hidden: Floats,
         step: ScheduledStep,
         ropes: RopeTables,
+        tables: Sequence[Sequence[int]],
         slots: tuple[Integers, Integers],
         keys: Floats,
         values: Floats,
     ) -> Floats:
-        """:param hidden: [tokens, hidden_size]; :param keys: this layer's blocks, as ``values``"""
+        """:param hidden: [tokens, hidden_size]; :param tables: each request's block table for this layer;
+        :param keys: this layer's blocks, as ``values``
+        """
         spec = self.spec
         x = self._norm(hidden, weights["attn_norm"])
         q, k, v = (
@@ -105,13 +124,13 @@ class NumpyRunner:
         values[slots] = v
 
         mixed, start = np.empty_like(q), 0
-        for request in step.requests:  # the only part in which requests differ in shape
+        for request, table in zip(step.requests, tables, strict=True):  # here only, requests differ in shape
             rows = slice(start, start + len(request.token_ids))
             mixed[rows] = kernel.paged_attention(
                 q[rows],
                 keys,
                 values,
-                request.block_ids,
+                table,
                 first_position=request.num_computed_tokens,
                 scale=spec.score_scale,
                 window=layer.window,
@@ -136,9 +155,12 @@ class NumpyRunner:
     def _norm(self, x: Floats, weight: Floats) -> Floats:
         return kernel.rms_norm(x, weight, self.spec.norm_eps)
 
-    def _slots(self, step: ScheduledStep) -> tuple[Integers, Integers]:
-        """(block, offset) of every token of the step, each [tokens]."""
-        slots = [kernel.token_slots(r.block_ids, _positions(r), self._block_size) for r in step.requests]
+    def _slots(self, step: ScheduledStep, tables: Sequence[Sequence[int]]) -> tuple[Integers, Integers]:
+        """(block, offset) of every token of the step in one layer group, each [tokens]."""
+        slots = [
+            kernel.token_slots(table, _positions(request), self._block_size)
+            for request, table in zip(step.requests, tables, strict=True)
+        ]
         blocks, offsets = zip(*slots, strict=True)
         return np.concatenate(blocks), np.concatenate(offsets)
 
@@ -151,11 +173,6 @@ def _last_rows(step: ScheduledStep) -> Integers:
     """The last row of each request that needs logits."""
     ends = np.cumsum([len(request.token_ids) for request in step.requests])
     return ends[[request.needs_logits for request in step.requests]] - 1
-
-
-def _kv_shape(spec: ModelSpec, num_blocks: int, block_size: int) -> tuple[int, ...]:
-    """[layers, keys and values, blocks, block_size, kv_heads, head_size]"""
-    return (spec.num_layers, 2, num_blocks, block_size, spec.num_kv_heads, spec.head_size)
 
 
 def _allocate(ledger: MemoryLedger, account: str, shape: tuple[int, ...]) -> Floats:

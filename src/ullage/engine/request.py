@@ -7,15 +7,17 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from ullage.base.errors import ContextLengthError, InvalidRequestError, KVCapacityError
+from ullage.engine.block_pool import Prefix
 from ullage.engine.client import FinishReason
 from ullage.engine.sampling_params import SamplingParams
+from ullage.plan.block_demand import BlockDemand
 
 
 class RequestStatus(Enum):
     WAITING = auto()
     """Holds no blocks: new, or preempted."""
     RUNNING = auto()
-    """Holds blocks for all tokens it has; runs in every step."""
+    """Holds blocks for all tokens that its next step may run or see; runs in every step."""
     FINISHED = auto()
 
 
@@ -45,8 +47,11 @@ class Request:
     finish_reason: FinishReason | None = None
     stop_reason: int | None = None
     """The id of ``sampling.stop_token_ids`` that ended it."""
-    block_ids: list[int] = field(default_factory=list)
-    """The block table. Appended to while the request runs; a new list after it gave its blocks back."""
+    block_tables: list[list[int]] = field(default_factory=list)
+    """A block table for each layer group, none while it waits. Appended to while the request runs; entries become
+    ``RELEASED_BLOCK`` when no token to come can see them. A new list after it gave its blocks back."""
+    prefix: Prefix | None = None
+    """What its full blocks end with; None: it has none, or prefixes aren't cached."""
     num_computed_tokens: int = 0
     """Tokens whose keys and values are in the blocks."""
     num_cached_tokens: int = 0
@@ -113,9 +118,14 @@ class RequestLimits:
     """Prompt + output tokens."""
     num_blocks: int
     """Blocks in the KV pool."""
-    block_size: int
-    """Tokens in a block."""
+    demand: BlockDemand
+    """How many of them a request may need."""
     vocab_size: int
+
+    @property
+    def max_request_tokens(self) -> int:
+        """Prompt + output tokens of the largest request that context and pool allow."""
+        return self.demand.most_tokens(self.num_blocks, at_most=self.max_model_len)
 
     def check(self, prompt_token_ids: Sequence[int], sampling: SamplingParams) -> None:
         """:raises RequestError: the request could never be served; says which number is in the way"""
@@ -135,12 +145,12 @@ class RequestLimits:
                 param="max_tokens" if num_prompt_tokens < self.max_model_len else "prompt",
                 hint="shorten the prompt or ask for fewer output tokens",
             )
-        num_blocks = -(-num_tokens // self.block_size)
+        num_blocks = self.demand.num_blocks(num_tokens)
         if num_blocks > self.num_blocks:
             raise KVCapacityError(
                 f"{asked} need {num_blocks} KV blocks, but the pool has {self.num_blocks}: "
-                f"at most {self.num_blocks * self.block_size} tokens",
-                param="max_tokens" if num_prompt_tokens < self.num_blocks * self.block_size else "prompt",
+                f"at most {self.max_request_tokens} tokens",
+                param="max_tokens" if num_prompt_tokens < self.max_request_tokens else "prompt",
                 hint="shorten the prompt or ask for fewer output tokens, or serve with a larger --kv-memory",
             )
 

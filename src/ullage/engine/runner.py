@@ -15,8 +15,8 @@ class ModelRunner(Protocol):
 
     def execute(self, step: ScheduledStep) -> list[SampledToken]:
         """Writes keys and values of all scheduled tokens into their blocks; returns a token (or why there is none) for
-        each request with ``needs_logits``, in order. Block ``b`` holds tokens ``i * block_size ...`` of a request when
-        ``b`` is entry ``i`` of its block table.
+        each request with ``needs_logits``, in order. When entry ``i`` of a request's block table for a group of layers
+        is ``b``, block ``b`` holds its tokens ``i * block_size ...`` for these layers.
 
         :raises EngineError: the step failed; the engine can't go on
         """

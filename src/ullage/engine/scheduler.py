@@ -2,15 +2,15 @@
 
 There is no prefill phase and no decode phase: ``num_computed_tokens`` of a request catches up with its tokens, a chunk
 at a time for a long prompt, one token at a time after that. A prefix hit, and the way back after a preemption, only
-begin elsewhere. In one step:
+begin elsewhere. In one step, of as many tokens as ``step_budget.py`` allows:
 
 1. Each running request, the oldest first, runs at least one token: nobody who holds blocks ever stands still. Tokens
    left over in the step go to prompts, half of them to each in its turn; what is left in the end, to the newest of
    them that can use it. A request that needs a block when none is free takes those of the newest, which
    goes back to the front of the queue and is computed again later, its output kept. So the oldest always gets on, and
    in the end everyone.
-2. Waiting requests are admitted in the order they came, with blocks for all tokens they have: a prefill once begun
-   never lacks one. Not in a step that preempted.
+2. Waiting requests are admitted in the order they came, with blocks for all tokens they have, or as many as a sliding
+   window lets them hold: from then on a prefill takes only as many as it gives back. Not in a step that preempted.
 
 So ``running`` followed by ``waiting`` is always in the order of arrival.
 """
@@ -25,6 +25,7 @@ from ullage.base.errors import ConfigError
 from ullage.engine.kv_cache import KVCacheManager
 from ullage.engine.request import Request, RequestStatus, TokenOutput
 from ullage.engine.step import SampledToken, ScheduledRequest, ScheduledStep
+from ullage.engine.step_budget import StepBudget
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +40,15 @@ class SchedulerConfig:
     """Tokens in one step at most; at least ``max_num_seqs``, so that every running request gets one."""
     max_waiting_requests: int = 256
     """Requests accepted beyond ``max_num_seqs``; one more is refused."""
+    target_itl_ms: int = 100
+    """Milliseconds between the tokens of a running stream to stay under while prompts are read; 0: no target."""
 
     def __post_init__(self) -> None:
         for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "max_waiting_requests"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.target_itl_ms < 0:
+            raise ConfigError(f"target_itl_ms must be at least 0, got {self.target_itl_ms}")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) is below max_num_seqs ({self.max_num_seqs})",
@@ -80,6 +85,7 @@ class Scheduler:
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.counters = SchedulerCounters()
+        self.step_budget = StepBudget(config.target_itl_ms / 1000, config.max_num_batched_tokens)
 
     def add(self, request: Request) -> None:
         """Appends a request that passed ``RequestLimits``; ids must rise."""
@@ -103,7 +109,8 @@ class Scheduler:
     def schedule(self) -> ScheduledStep:
         """What to run next; empty only when there is nothing to do."""
         num_tokens: dict[Request, int] = {}
-        spare = self._step_budget() - len(self.running)  # one token is set aside for each
+        budget = self.step_budget.num_tokens(self.running, self.waiting)
+        spare = budget - len(self.running)  # one token is set aside for each
         num_preemptions = self.counters.num_preemptions
 
         for request in self.running:  # preemption only takes from the end, where this loop hasn't been
@@ -141,10 +148,6 @@ class Scheduler:
         assert next(answers, None) is None, "the runner sampled more than was asked for"
         return outputs
 
-    def _step_budget(self) -> int:
-        """Tokens to run in this step, at least ``max_num_seqs``. The seam for a budget measured in time."""
-        return self.config.max_num_batched_tokens
-
     def _make_room_for(self, request: Request) -> bool:
         """Preempts the newest until the request has the block it needs; False when that was the request itself."""
         while self.kv_cache.extend(request) is None:
@@ -160,7 +163,7 @@ class Scheduler:
 
     def _admit_next(self) -> bool:
         """Moves the first waiting request to the running ones, if there is a seat and enough blocks for it and one more
-        for each of the others: it shouldn't be preempted as soon as they grow.
+        (of each layer group) for each of the others: it shouldn't be preempted as soon as they grow.
         """
         if not self.waiting or len(self.running) >= self.config.max_num_seqs:
             return False
@@ -225,7 +228,7 @@ def _scheduled(request: Request, num_tokens: int) -> ScheduledRequest:
         request_id=request.request_id,
         token_ids=request.token_ids[start : start + num_tokens],
         num_computed_tokens=start,
-        block_ids=request.block_ids,
+        block_tables=request.block_tables,
         sampling=request.sampling,
         seed=request.seed,
         needs_logits=num_tokens == request.num_pending_tokens,

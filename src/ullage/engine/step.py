@@ -10,6 +10,9 @@ from dataclasses import dataclass
 
 from ullage.engine.sampling_params import SamplingParams
 
+RELEASED_BLOCK = -1
+"""Stands in a block table for a block that was given back, because no token from now on can see it."""
+
 
 @dataclass(frozen=True, slots=True)
 class ScheduledRequest:
@@ -20,8 +23,9 @@ class ScheduledRequest:
     """Exactly what to run now; the runner never derives it again."""
     num_computed_tokens: int
     """Position of ``token_ids[0]``: this many tokens have keys and values in the blocks already."""
-    block_ids: Sequence[int]
-    """The whole block table, enough for ``num_computed_tokens + len(token_ids)`` tokens: the runner keeps no state."""
+    block_tables: Sequence[Sequence[int]]
+    """The whole block table of each layer group, in the order of ``layer_groups``, each long enough for
+    ``num_computed_tokens + len(token_ids)`` tokens: the runner keeps no state."""
     sampling: SamplingParams
     seed: int
     """``sampling.seed``, or the one drawn for this request; with the position it keys the draw."""

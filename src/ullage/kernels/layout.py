@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ullage.base.errors import ConfigError
+from ullage.models.layer_groups import layer_groups
 from ullage.models.spec import ModelSpec, expected_tensors
 
 WeightType = Literal["bf16", "int8"]
@@ -203,8 +204,8 @@ def workspace_layout(spec: ModelSpec, max_num_tokens: int, num_threads: int) -> 
 
 
 def kv_block_bytes(spec: ModelSpec, block_size: int) -> int:
-    """Bytes of one block over all layers: 2 (K and V) x layers x KV heads x head size x block size x 2 (bf16)."""
-    return 2 * spec.num_layers * spec.kv_size * block_size * KV_ELEMENT_BYTES
+    """Bytes of one block: 2 (K and V) x layers of a group x KV heads x head size x block size x 2 (bf16)."""
+    return 2 * _group_size(spec) * spec.kv_size * block_size * KV_ELEMENT_BYTES
 
 
 def logits_bytes(spec: ModelSpec, max_num_seqs: int) -> int:
@@ -214,7 +215,11 @@ def logits_bytes(spec: ModelSpec, max_num_seqs: int) -> int:
 
 def numpy_block_bytes(spec: ModelSpec, block_size: int) -> int:
     """As ``kv_block_bytes``, in float32."""
-    return 2 * spec.num_layers * spec.kv_size * block_size * 4
+    return 2 * _group_size(spec) * spec.kv_size * block_size * 4
+
+
+def _group_size(spec: ModelSpec) -> int:
+    return len(layer_groups(spec)[0].layers)
 
 
 def numpy_memory(spec: ModelSpec, num_blocks: int, block_size: int, max_num_seqs: int) -> dict[str, int]:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from ullage.base.errors import ConfigError, EngineError
 from ullage.kernels.layout import PANEL_OUTPUTS, PackedMatrix, PackedVector, WeightLayout, WorkspaceLayout
 from ullage.kernels.reference import inverse_frequencies
+from ullage.models.layer_groups import layer_groups
 from ullage.models.spec import ModelSpec, expected_tensors
 
 if TYPE_CHECKING:
@@ -110,8 +111,10 @@ class NativeDecoder:
         ropes = list(dict.fromkeys(layer.rope for layer in spec.layers))
         for rope in ropes:
             self._decoder.add_rope(inverse_frequencies(rope, spec.head_size), rope.attention_factor)
-        for i, layer in enumerate(spec.layers):
-            self._decoder.set_layer(i, layer.window or 0, ropes.index(layer.rope))
+        for table, group in enumerate(layer_groups(spec)):
+            for pool_layer, i in enumerate(group.layers):
+                rope_index = ropes.index(spec.layers[i].rope)
+                self._decoder.set_layer(i, group.window or 0, rope_index, table, pool_layer)
 
     def step(
         self,
@@ -127,8 +130,8 @@ class NativeDecoder:
         :param token_ids: ``[rows]``
         :param positions: ``[rows]``, consecutive within a sequence
         :param seq_starts: ``[sequences + 1]`` first row of each sequence, then the number of rows
-        :param block_tables: all block tables, one after another
-        :param table_starts: ``[sequences]`` where each table begins
+        :param block_tables: all block tables, one after another; -1 stands for a block that no row can see
+        :param table_starts: ``[layer groups, sequences]``, flat: where each table begins
         :param logit_rows: ascending rows whose logits are wanted
         :returns: ``[logit rows, vocabulary]``, a view that the next step overwrites
         :raises EngineError: the arrays don't describe a step this decoder can run
@@ -198,6 +201,7 @@ def _sizes_of(spec: ModelSpec, block_size: int, num_blocks: int) -> dict[str, An
         "num_kv_heads": spec.num_kv_heads,
         "head_size": spec.head_size,
         "num_layers": spec.num_layers,
+        "num_tables": len(layer_groups(spec)),
         "vocab": spec.vocab_size,
         "block_size": block_size,
         "num_blocks": num_blocks,

@@ -106,14 +106,17 @@ def log_softmax(x: Floats) -> Floats:
 
 
 def token_slots(block_ids: Sequence[int], positions: Integers, block_size: int) -> tuple[Integers, Integers]:
-    """Where the tokens at ``positions`` of one request live: (block, offset in the block), each [rows].
+    """Where the tokens at ``positions`` of one request live: (block, offset in the block), each [rows]. None of these
+    blocks may have been given back.
 
     ::
 
         block table   [ 7 ][ 2 ][ 5 ]         block_size 4
         positions     0..3  4..7  8..11       position 6 -> block 2, offset 2
     """
-    return np.asarray(block_ids, dtype=np.int64)[positions // block_size], positions % block_size
+    blocks = np.asarray(block_ids, dtype=np.int64)[positions // block_size]
+    assert blocks.min() >= 0, "a block that was given back is still needed"
+    return blocks, positions % block_size
 
 
 def paged_attention(

@@ -1,7 +1,7 @@
 """The memory of a deployment, worked out before anything is allocated.
 
     weights    every tensor, packed as the runner holds it
-    kv_pool    2 (K and V) x layers x KV heads x head size x bytes per element, x tokens in the pool
+    kv_pool    2 (K and V) x layers of a group x KV heads x head size x bytes per element, x tokens in the pool
     workspace  scratch memory of one step of max_num_batched_tokens tokens
     logits     one row of the vocabulary per sequence of a step
     runtime    the interpreter, its libraries and the tokenizer, as measured when the plan is made
@@ -19,7 +19,9 @@ from ullage.base.byte_sizes import format_bytes
 from ullage.base.errors import ConfigError, PlanError
 from ullage.kernels import layout
 from ullage.kernels.layout import WeightType
+from ullage.models.layer_groups import LayerGroup, layer_groups
 from ullage.models.spec import ModelSpec
+from ullage.plan.block_demand import BlockDemand
 
 DEFAULT_KV_BYTES = 1 << 30
 
@@ -62,22 +64,34 @@ class Plan:
     """What this process may use in all: the sum of the accounts."""
     max_model_len: int
     num_blocks: int
-    block_size: int
     block_bytes: int
+    demand: BlockDemand
+    """How many blocks a request needs."""
 
     @property
-    def token_bytes(self) -> int:
-        """KV bytes of one token."""
+    def block_size(self) -> int:
+        """Tokens in a block, each for the layers of one group."""
+        return self.demand.block_size
+
+    @property
+    def slot_bytes(self) -> int:
+        """KV bytes of one token for the layers of one group."""
         return self.block_bytes // self.block_size
 
     @property
+    def token_bytes(self) -> int:
+        """KV bytes of one token for all layers."""
+        return self.slot_bytes * self.demand.num_groups
+
+    @property
     def capacity_tokens(self) -> int:
-        return self.num_blocks * self.block_size
+        """Tokens that have room at once for all layers. More fit when requests outgrow their windows."""
+        return self.num_blocks // self.demand.num_groups * self.block_size
 
     @property
     def max_request_tokens(self) -> int:
-        """What one request can really have: the context, or the whole pool where that holds less."""
-        return min(self.max_model_len, self.capacity_tokens)
+        """What one request can really have: the context, or what the whole pool is enough for where that is less."""
+        return self.demand.most_tokens(self.num_blocks, at_most=self.max_model_len)
 
     @property
     def process_bytes(self) -> int:
@@ -101,7 +115,10 @@ def make_plan(spec: ModelSpec, request: PlanRequest, *, available_bytes: int, ru
     if native:
         layout.check_runnable(spec, request.block_size)
     block_bytes = (layout.kv_block_bytes if native else layout.numpy_block_bytes)(spec, request.block_size)
-    num_blocks = _num_blocks(request, max_model_len, block_bytes)
+    groups = layer_groups(spec)
+    windows = tuple(group.window for group in groups)
+    demand = BlockDemand(request.block_size, windows, request.max_num_batched_tokens)
+    num_blocks = _num_blocks(request, demand, max_model_len, block_bytes)
     sizes = (num_blocks, request.block_size, request.max_num_seqs)
     if native:
         planned = layout.native_memory(
@@ -113,10 +130,12 @@ def make_plan(spec: ModelSpec, request: PlanRequest, *, available_bytes: int, ru
         )
     else:
         planned = layout.numpy_memory(spec, *sizes)
-    formulas = _formulas(spec, request, num_blocks)
+    formulas = _formulas(spec, request, groups, num_blocks)
     accounts = [Account(name, num_bytes, formulas[name]) for name, num_bytes in planned.items()]
     accounts.append(Account("runtime", runtime_bytes, "interpreter, libraries and tokenizer, measured"))
-    return _with_headroom(accounts, available_bytes + runtime_bytes, max_model_len, num_blocks, request, block_bytes)
+    limit = available_bytes + runtime_bytes
+    accounts.append(_headroom(accounts, limit, num_blocks, demand.num_groups, block_bytes))
+    return Plan(tuple(accounts), limit, max_model_len, num_blocks, block_bytes, demand)
 
 
 def _context_of(spec: ModelSpec, request: PlanRequest) -> int:
@@ -130,27 +149,31 @@ def _context_of(spec: ModelSpec, request: PlanRequest) -> int:
     return request.max_model_len
 
 
-def _num_blocks(request: PlanRequest, max_model_len: int, block_bytes: int) -> int:
+def _num_blocks(request: PlanRequest, demand: BlockDemand, max_model_len: int, block_bytes: int) -> int:
+    least = demand.num_groups
     if request.kv_memory_bytes is not None:
         num_blocks = request.kv_memory_bytes // block_bytes
-        if num_blocks == 0:
+        if num_blocks < least:
+            each = f" for each of the {least} groups of layers" if least > 1 else ""
             raise ConfigError(
-                f"kv_memory of {request.kv_memory_bytes} bytes is less than one block of {request.block_size} tokens",
-                hint=f"use at least {block_bytes} bytes, or smaller blocks",
+                f"kv_memory of {request.kv_memory_bytes} bytes is less than one block of {request.block_size} tokens"
+                + each,
+                hint=f"use at least {least * block_bytes} bytes, or smaller blocks",
             )
         return num_blocks
-    blocks_per_request = -(-max_model_len // request.block_size)
+    blocks_per_request = demand.num_blocks(max_model_len)
     return min(request.max_num_seqs * blocks_per_request, max(blocks_per_request, DEFAULT_KV_BYTES // block_bytes))
 
 
-def _formulas(spec: ModelSpec, request: PlanRequest, num_blocks: int) -> dict[str, str]:
+def _formulas(spec: ModelSpec, request: PlanRequest, groups: tuple[LayerGroup, ...], num_blocks: int) -> dict[str, str]:
     native = request.runner == "native"
     scales = " with a scale per 32 weights" if request.weight_type == "int8" else ""
+    shared = f"; a token counts once for each of {len(groups)} groups of layers" if len(groups) > 1 else ""
     weights = f"matrices in {request.weight_type}{scales}, norms in float32" if native else "every tensor in float32"
     return {
         "weights": weights + ("; the embedding is also the output matrix" if spec.tied_embeddings else ""),
-        "kv_pool": f"2 (K, V) x {spec.num_layers} layers x {spec.num_kv_heads} heads x {spec.head_size}"
-        f" x {2 if native else 4} B x {num_blocks * request.block_size:,} tokens",
+        "kv_pool": f"2 (K, V) x {len(groups[0].layers)} layers x {spec.num_kv_heads} heads x {spec.head_size}"
+        f" x {2 if native else 4} B x {num_blocks * request.block_size:,} tokens{shared}",
         "workspace": f"one step of {request.max_num_batched_tokens} tokens, {request.num_threads} threads"
         if native
         else "numpy's temporaries are in runtime",
@@ -166,14 +189,17 @@ _WHAT_TO_LOWER = {
 }
 
 
-def _with_headroom(
-    accounts: list[Account], limit: int, max_model_len: int, num_blocks: int, request: PlanRequest, block_bytes: int
-) -> Plan:
+def _headroom(accounts: list[Account], limit: int, num_blocks: int, least_blocks: int, block_bytes: int) -> Account:
+    """What the other accounts leave.
+
+    :param least_blocks: of a pool that is any use
+    :raises PlanError: they leave nothing
+    """
     total = sum(account.num_bytes for account in accounts)
     headroom = limit - total
     if headroom < 0:
         blocks_that_fit = num_blocks + headroom // block_bytes
-        if blocks_that_fit > 0:
+        if blocks_that_fit >= least_blocks:
             pool_bytes = blocks_that_fit * block_bytes
             hint = (
                 f"lower kv_memory: {format_bytes(pool_bytes)} ({pool_bytes} bytes, {blocks_that_fit} blocks) would fit"
@@ -189,5 +215,4 @@ def _with_headroom(
             f"but this process may use {format_bytes(limit)} ({limit} bytes)",
             hint=hint,
         )
-    accounts.append(Account("headroom", headroom, f"stays free of the {format_bytes(limit)} this process may use"))
-    return Plan(tuple(accounts), limit, max_model_len, num_blocks, request.block_size, block_bytes)
+    return Account("headroom", headroom, f"stays free of the {format_bytes(limit)} this process may use")

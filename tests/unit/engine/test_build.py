@@ -11,8 +11,9 @@ from tests.scripted_engine import ByteTokenizer
 
 from ullage import LLM, SamplingParams
 from ullage.base.errors import ConfigError, EngineError, ModelFileError
-from ullage.engine import build, native_runner
+from ullage.engine import build, core, native_runner
 from ullage.engine.build import EngineOptions, build_engine, check_tokenizer
+from ullage.engine.scheduler import SchedulerConfig
 from ullage.kernels.layout import native_memory
 from ullage.plan import machine
 
@@ -87,6 +88,17 @@ def test_threads_and_weight_type_reach_the_plan_and_the_native_runner(
         num_threads=expected,
     )
     assert needed.items() <= planned.items()
+
+
+def test_what_bounds_steps_and_queues_reaches_the_scheduler(model_path, monkeypatch):
+    def build_core(runner, kv_config, scheduler_config, **arguments):
+        raise Reached(scheduler_config)
+
+    monkeypatch.setattr(core, "EngineCore", build_core)
+    options = EngineOptions(**{**OPTIONS, "kv_memory": 1 << 20}, max_waiting_requests=9, target_itl_ms=70)
+    with pytest.raises(Reached) as reached:
+        build_engine(model_path, options)
+    assert reached.value.args == (SchedulerConfig(reached.value.args[0].max_model_len, 4, 16, 9, 70),)
 
 
 @pytest.mark.parametrize(("name", "value"), [("threads", 2), ("weight_type", "int8")])

@@ -36,6 +36,8 @@ def test_a_request_from_prompt_to_last_token():
         {"num_blocks": 100, "block_size": 1},
         {"num_blocks": 6, "max_num_seqs": 4, "max_num_batched_tokens": 8},
         {"enable_prefix_caching": False},
+        {"windows": (None, 5, 5), "num_blocks": 48},
+        {"windows": (5,), "num_blocks": 5, "max_num_batched_tokens": 4},
     ],
 )
 @pytest.mark.parametrize("beside", [0, 3])

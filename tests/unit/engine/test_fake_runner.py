@@ -7,7 +7,7 @@ import pytest
 from ullage.base.errors import EngineError
 from ullage.engine.fake_runner import FakeRunner
 from ullage.engine.sampling_params import SamplingParams
-from ullage.engine.step import ScheduledRequest, ScheduledStep
+from ullage.engine.step import RELEASED_BLOCK, ScheduledRequest, ScheduledStep
 
 PROMPT = [1, 2, 3, 4, 5, 6]
 
@@ -17,13 +17,13 @@ def make_runner(**options: object) -> FakeRunner:
 
 
 def scheduled(
-    token_ids: list[int], block_ids: list[int], *, position: int = 0, banned_token_ids: tuple[int, ...] = ()
+    token_ids: list[int], *block_tables: list[int], position: int = 0, banned_token_ids: tuple[int, ...] = ()
 ) -> ScheduledRequest:
     return ScheduledRequest(
         request_id=0,
         token_ids=token_ids,
         num_computed_tokens=position,
-        block_ids=block_ids,
+        block_tables=block_tables,
         sampling=SamplingParams(),
         seed=0,
         needs_logits=True,
@@ -64,6 +64,39 @@ def test_equal_tokens_after_another_beginning_show():
     next_token(runner, scheduled([1, 2, 3, 4], [2]))
     shared = scheduled([7], [2, 1, 3], position=8)
     assert next_token(runner, shared) != runner.expected_tokens([1, 2, 3, 4, 5, 5, 5, 5, 7], 1)[0]
+
+
+WINDOWED = {"num_blocks": 12, "windows": (None, 3)}
+LONG = list(range(11))
+
+
+def test_a_group_with_a_window_reads_only_what_is_in_it():
+    runner = make_runner(**WINDOWED)
+    (expected,) = runner.expected_tokens(LONG, 1)
+    assert next_token(runner, scheduled(LONG, [0, 1, 2], [3, 4, 5])) == expected
+    gone = [RELEASED_BLOCK, 4, 5]
+    assert next_token(runner, scheduled(LONG[8:], [0, 1, 2], gone, position=8)) == expected
+    next_token(runner, scheduled([9, 9, 9, 9], [6], [3]))  # somebody else's now
+    assert next_token(runner, scheduled(LONG[8:], [0, 1, 2], gone, position=8)) == expected
+
+
+def test_a_block_given_back_too_early_shows():
+    runner = make_runner(**WINDOWED)
+    next_token(runner, scheduled(LONG, [0, 1, 2], [3, 4, 5]))
+    with pytest.raises(AssertionError, match="given back"):
+        next_token(runner, scheduled(LONG[9:], [0, 1, 2], [RELEASED_BLOCK, RELEASED_BLOCK, 5], position=9))
+    next_token(runner, scheduled([9, 9, 9, 9], [6], [4]))  # somebody else's, and still in the table
+    (expected,) = runner.expected_tokens(LONG, 1)
+    assert next_token(runner, scheduled(LONG[9:], [0, 1, 2], [3, 4, 5], position=9)) != expected
+
+
+def test_a_block_of_another_group_shows():
+    runner = make_runner(**{**WINDOWED, "windows": (None, None)})
+    (expected,) = runner.expected_tokens(PROMPT, 1)
+    next_token(runner, scheduled(PROMPT[:5], [0, 1], [2, 3]))
+    assert next_token(runner, scheduled(PROMPT[5:], [2, 1], [0, 3], position=5)) != expected
+    next_token(runner, scheduled(PROMPT[:5], [0, 1], [2, 3]))
+    assert next_token(runner, scheduled(PROMPT[5:], [0, 1], [2, 3], position=5)) == expected
 
 
 def test_banned_tokens_do_not_come():

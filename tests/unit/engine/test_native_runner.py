@@ -9,13 +9,13 @@ from itertools import product
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from tests.random_model import RandomModel, small_spec
+from tests.random_model import RandomModel, small_spec, tables_of
 
 from ullage.base.errors import ConfigError, EngineError
 from ullage.engine.native_runner import NativeRunner
 from ullage.engine.numpy_runner import NumpyRunner
 from ullage.engine.sampling_params import SamplingParams
-from ullage.engine.step import SampledToken, ScheduledRequest, ScheduledStep
+from ullage.engine.step import RELEASED_BLOCK, SampledToken, ScheduledRequest, ScheduledStep
 from ullage.kernels.layout import (
     GROUP_TERMS,
     WEIGHT_TYPES,
@@ -26,11 +26,12 @@ from ullage.kernels.layout import (
     workspace_layout,
 )
 from ullage.kernels.native import NativeDecoder, native_isas, native_unavailable_reason
+from ullage.models.layer_groups import layer_groups
 from ullage.models.spec import ModelSpec, RopeSpec
 from ullage.plan.ledger import MemoryLedger
 
 ARCHITECTURES = ["llama", "qwen2", "qwen3", "gemma3"]
-NUM_BLOCKS = 24
+NUM_BLOCKS = 24  # for each layer group
 MAX_TOKENS = 206  # exactly the largest step below
 MOST_NATS = 0.03  # keys and values are rounded to bf16; a misplaced value costs far more
 MOST_NATS_BF16_DOT = 0.06  # activations too
@@ -76,9 +77,10 @@ def native_runner(
     threads: int = 2,
     model: RandomModel | None = None,
 ) -> NativeRunner:
+    num_blocks = NUM_BLOCKS * len(layer_groups(spec))
     planned = native_memory(
         spec,
-        NUM_BLOCKS,
+        num_blocks,
         block_size,
         8,
         weight_type=weight_type,
@@ -89,7 +91,7 @@ def native_runner(
     runner = NativeRunner(
         model or ExactModel(spec),
         ledger,
-        num_blocks=NUM_BLOCKS,
+        num_blocks=num_blocks,
         block_size=block_size,
         max_num_batched_tokens=MAX_TOKENS,
         max_num_seqs=8,
@@ -103,11 +105,12 @@ def native_runner(
 
 def numpy_runner(model: RandomModel, block_size: int) -> NumpyRunner:
     spec = model.spec
-    ledger = MemoryLedger(numpy_memory(spec, NUM_BLOCKS, block_size, 8))
+    num_blocks = NUM_BLOCKS * len(layer_groups(spec))
+    ledger = MemoryLedger(numpy_memory(spec, num_blocks, block_size, 8))
     return NumpyRunner(
         model,
         ledger,
-        num_blocks=NUM_BLOCKS,
+        num_blocks=num_blocks,
         block_size=block_size,
         max_num_batched_tokens=MAX_TOKENS,
         max_num_seqs=8,
@@ -115,13 +118,13 @@ def numpy_runner(model: RandomModel, block_size: int) -> NumpyRunner:
 
 
 def request(
-    tokens: list[int], start: int, end: int, blocks: list[int], *, request_id: int = 0, logits: bool = True
+    tokens: list[int], start: int, end: int, tables: list[list[int]], *, request_id: int = 0, logits: bool = True
 ) -> ScheduledRequest:
     return ScheduledRequest(
         request_id=request_id,
         token_ids=tokens[start:end],
         num_computed_tokens=start,
-        block_ids=blocks,
+        block_tables=tables,
         sampling=LOGPROBS,
         seed=0,
         needs_logits=logits,
@@ -134,7 +137,7 @@ def tokens_of(length: int, seed: int = 0) -> list[int]:
     return np.random.default_rng(seed).integers(0, 61, length).tolist()
 
 
-def mixed_steps(block_size: int) -> list[ScheduledStep]:
+def mixed_steps(spec: ModelSpec, block_size: int) -> list[ScheduledStep]:
     """Two prompts in chunks, decodes and a prefill together, single rows, blocks in no order.
 
     The long one goes beyond the 256 tokens whose scores the kernels hold at once.
@@ -142,8 +145,10 @@ def mixed_steps(block_size: int) -> list[ScheduledStep]:
     long, short, other = tokens_of(290, 1), tokens_of(7, 2), tokens_of(33, 3)
     ids = np.random.default_rng(9).permutation(NUM_BLOCKS).tolist()
     num_long, num_other = -(-290 // block_size), -(-33 // block_size)
-    long_blocks, short_blocks = ids[:num_long], [ids[num_long]]
-    other_blocks = ids[num_long + 1 : num_long + 1 + num_other]
+    long_blocks, short_blocks, other_blocks = (
+        tables_of(spec, block_ids, NUM_BLOCKS)
+        for block_ids in (ids[:num_long], ids[num_long : num_long + 1], ids[num_long + 1 : num_long + 1 + num_other])
+    )
     return [
         ScheduledStep(
             (request(long, 0, 200, long_blocks, logits=False), request(short, 0, 6, short_blocks, request_id=1))
@@ -161,7 +166,7 @@ def model_of(spec: ModelSpec, exact: bool) -> RandomModel:
 def numpy_answers(spec: ModelSpec, block_size: int, exact: bool) -> list[list[SampledToken]]:
     """Worked out once for all instruction sets and weight types."""
     runner = numpy_runner(model_of(spec, exact), block_size)
-    return [runner.execute(step) for step in mixed_steps(block_size)]
+    return [runner.execute(step) for step in mixed_steps(spec, block_size)]
 
 
 def largest_difference(
@@ -170,7 +175,7 @@ def largest_difference(
     """Largest difference of any log-probability that both runners give, in nats."""
     runner = native_runner(spec, isa=isa, weight_type=weight_type, block_size=block_size, model=model_of(spec, exact))
     worst = 0.0
-    for step, answers in zip(mixed_steps(block_size), numpy_answers(spec, block_size, exact), strict=True):
+    for step, answers in zip(mixed_steps(spec, block_size), numpy_answers(spec, block_size, exact), strict=True):
         for ours, theirs in zip(runner.execute(step), answers, strict=True):
             expected = dict(theirs.top_logprobs)
             shared = [(expected[token], logprob) for token, logprob in ours.top_logprobs if token in expected]
@@ -231,17 +236,18 @@ def test_the_number_of_threads_changes_nothing(threads: int) -> None:
     """Also where there are more than cores, and they sleep instead of spinning."""
     spec = spec_of("llama")
     one, several = native_runner(spec, threads=1), native_runner(spec, threads=threads)
-    for step in mixed_steps(16):
+    for step in mixed_steps(spec, 16):
         assert one.execute(step) == several.execute(step)
 
 
 def test_a_step_without_logits_samples_nothing() -> None:
-    step = ScheduledStep((request(tokens_of(5), 0, 5, [3], logits=False),))
+    step = ScheduledStep((request(tokens_of(5), 0, 5, [[3]], logits=False),))
     assert native_runner(spec_of("llama")).execute(step) == []
 
 
 def test_chunks_and_whole_prompts_give_the_same_token() -> None:
-    spec, tokens, blocks = spec_of("gemma3"), tokens_of(90), list(range(6))
+    spec, tokens = spec_of("gemma3"), tokens_of(90)
+    blocks = tables_of(spec, range(6), NUM_BLOCKS)
     whole = native_runner(spec).execute(ScheduledStep((request(tokens, 0, 90, blocks),)))
     runner = native_runner(spec)
     for start in range(0, 90, 13):
@@ -250,13 +256,46 @@ def test_chunks_and_whole_prompts_give_the_same_token() -> None:
     assert last[0].logprob == pytest.approx(whole[0].logprob, abs=0.02)
 
 
+def without_unseen(spec: ModelSpec, tables: list[list[int]], position: int, block_size: int) -> list[list[int]]:
+    """What a request holds before the step that begins at this position."""
+    kept: list[list[int]] = []
+    for group, table in zip(layer_groups(spec), tables, strict=True):
+        first = 0 if group.window is None else max(0, position + 1 - group.window) // block_size
+        kept.append([RELEASED_BLOCK] * first + table[first:])
+    return kept
+
+
+@every_kernel
+def test_blocks_that_no_token_sees_need_not_be_there(isa: str, weight_type: WeightType) -> None:
+    spec, tokens = spec_of("gemma3"), tokens_of(100)
+    tables = tables_of(spec, range(7), NUM_BLOCKS)
+    whole, windowed = (native_runner(spec, isa=isa, weight_type=weight_type) for _ in range(2))
+    for start, end in [(0, 60), (60, 99), (99, 100)]:
+        kept = without_unseen(spec, tables, start, 16)
+        assert (RELEASED_BLOCK in kept[0]) is (start > 0)
+        assert windowed.execute(ScheduledStep((request(tokens, start, end, kept),))) == whole.execute(
+            ScheduledStep((request(tokens, start, end, tables),))
+        )
+
+
+def test_a_block_missing_from_the_window_is_refused() -> None:
+    spec, tokens = spec_of("gemma3"), tokens_of(100)
+    tables = without_unseen(spec, tables_of(spec, range(7), NUM_BLOCKS), 84, 16)
+    runner = native_runner(spec)
+    runner.execute(ScheduledStep((request(tokens, 84, 90, tables),)))  # sees positions from 80 on: block 5
+    with pytest.raises(EngineError, match="block id out of range"):
+        runner.execute(ScheduledStep((request(tokens, 83, 90, tables),)))
+
+
 @pytest.mark.parametrize(
     ("step", "message"),
     [
-        (request([61], 0, 1, [0]), "token id out of range"),
-        (request([1] * 17, 0, 17, [0]), "block table is too short"),
-        (request([1], 0, 1, [NUM_BLOCKS]), "block id out of range"),
-        (request([1] * (MAX_TOKENS + 1), 0, MAX_TOKENS + 1, list(range(19))), "more rows than the workspace holds"),
+        (request([61], 0, 1, [[0]]), "token id out of range"),
+        (request([1] * 17, 0, 17, [[0]]), "block table is too short"),
+        (request([1], 0, 1, [[NUM_BLOCKS]]), "block id out of range"),
+        (request([1] * 40, 39, 40, [[RELEASED_BLOCK, 1, 2]]), "block id out of range"),
+        (request([1], 0, 1, [[0], [1]]), "arrays of a step don't fit together"),
+        (request([1] * (MAX_TOKENS + 1), 0, MAX_TOKENS + 1, [list(range(19))]), "more rows than the workspace holds"),
     ],
 )
 def test_a_step_that_would_leave_its_memory_is_refused(step: ScheduledRequest, message: str) -> None:
@@ -278,7 +317,7 @@ class DamagedModel(ExactModel):
 def test_what_is_not_a_number_shows_in_the_logits(isa: str, weight_type: WeightType) -> None:
     spec = spec_of("llama")
     runner = native_runner(spec, isa=isa, weight_type=weight_type, model=DamagedModel(spec))
-    [answer] = runner.execute(ScheduledStep((request(tokens_of(5), 0, 5, [3]),)))
+    [answer] = runner.execute(ScheduledStep((request(tokens_of(5), 0, 5, [[3]]),)))
     assert "nan" in str(answer.error)
 
 
@@ -296,10 +335,10 @@ class PoisonedModel(ExactModel):
 def test_a_request_that_went_wrong_leaves_nothing_in_its_blocks(length: int) -> None:
     spec = spec_of("llama")
     used, fresh = (native_runner(spec, model=PoisonedModel(spec)) for _ in range(2))
-    [wrong] = used.execute(ScheduledStep((request([7] * 32, 0, 32, [3, 4], request_id=1),)))
+    [wrong] = used.execute(ScheduledStep((request([7] * 32, 0, 32, [[3, 4]], request_id=1),)))
     assert wrong.error is not None
     tokens = [token for token in tokens_of(60) if token != 7][:length]
-    step = ScheduledStep((request(tokens, 0, length, [3, 4]),))
+    step = ScheduledStep((request(tokens, 0, length, [[3, 4]]),))
     assert used.execute(step) == fresh.execute(step)
 
 

@@ -10,25 +10,26 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from tests.random_model import RandomModel, small_spec
+from tests.random_model import RandomModel, small_spec, tables_of
 
 from ullage.base.errors import EngineError
 from ullage.engine.numpy_runner import NumpyRunner
 from ullage.engine.sampling_params import SamplingParams
-from ullage.engine.step import ScheduledRequest, ScheduledStep
+from ullage.engine.step import RELEASED_BLOCK, ScheduledRequest, ScheduledStep
 from ullage.kernels.layout import numpy_memory
+from ullage.models.layer_groups import layer_groups
 from ullage.models.spec import RUNNABLE_ARCHITECTURES, ModelSpec, RopeSpec, expected_tensors
 from ullage.plan.ledger import MemoryLedger
 
-NUM_BLOCKS = 40
+NUM_BLOCKS = 40  # for each layer group
 TOLERANCE = 2e-4
 
 Doubles = NDArray[np.float64]
 
 
 def build(spec: ModelSpec, *, block_size: int = 4, num_blocks: int = NUM_BLOCKS, max_num_seqs: int = 4) -> NumpyRunner:
-    memory = numpy_memory(spec, num_blocks, block_size, max_num_seqs)
-    ledger = MemoryLedger(memory)
+    num_blocks *= len(layer_groups(spec))
+    ledger = MemoryLedger(numpy_memory(spec, num_blocks, block_size, max_num_seqs))
     runner = NumpyRunner(
         RandomModel(spec),
         ledger,
@@ -49,7 +50,7 @@ def part(
     tokens: Sequence[int],
     start: int,
     stop: int,
-    block_ids: Sequence[int],
+    block_tables: Sequence[Sequence[int]],
     *,
     needs_logits: bool = True,
     request_id: int = 0,
@@ -59,13 +60,17 @@ def part(
         request_id=request_id,
         token_ids=tokens[start:stop],
         num_computed_tokens=start,
-        block_ids=block_ids,
+        block_tables=block_tables,
         sampling=SamplingParams(temperature=0.0),
         seed=0,
         needs_logits=needs_logits,
         history=tokens[:stop],
         num_prompt_tokens=len(tokens),
     )
+
+
+def tables(spec: ModelSpec, block_ids: Sequence[int]) -> list[list[int]]:
+    return tables_of(spec, block_ids, NUM_BLOCKS)
 
 
 def logits_of(runner: NumpyRunner, *requests: ScheduledRequest) -> np.ndarray:
@@ -126,7 +131,7 @@ def dense_logits(spec: ModelSpec, tokens: Sequence[int]) -> Doubles:
 @pytest.mark.parametrize("architecture", RUNNABLE_ARCHITECTURES)
 def test_logits_match_a_dense_forward_pass(architecture: str, block_size: int) -> None:
     spec, tokens = small_spec(architecture), prompt(17)
-    logits = logits_of(build(spec, block_size=block_size), part(tokens, 0, 17, range(NUM_BLOCKS)[::-1]))
+    logits = logits_of(build(spec, block_size=block_size), part(tokens, 0, 17, tables(spec, range(NUM_BLOCKS)[::-1])))
     expected = dense_logits(spec, tokens)
     assert np.ptp(expected) > 1  # else everything would be close to everything
     np.testing.assert_allclose(logits, [expected], atol=TOLERANCE)
@@ -135,7 +140,8 @@ def test_logits_match_a_dense_forward_pass(architecture: str, block_size: int) -
 @pytest.mark.parametrize("cuts", [[16], [1, 2, 3], [5, 10], list(range(1, 17))], ids=str)
 @pytest.mark.parametrize("architecture", ["llama", "gemma3"])
 def test_a_prompt_cut_into_chunks_gives_the_same_logits(architecture: str, cuts: list[int]) -> None:
-    spec, tokens, blocks = small_spec(architecture), prompt(17), [9, 3, 30, 0, 12]
+    spec, tokens = small_spec(architecture), prompt(17)
+    blocks = tables(spec, [9, 3, 30, 0, 12])
     runner = build(spec)
     for start, stop in zip([0, *cuts], [*cuts, 17], strict=True):
         logits = logits_of(runner, part(tokens, start, stop, blocks, needs_logits=stop == 17))
@@ -143,11 +149,24 @@ def test_a_prompt_cut_into_chunks_gives_the_same_logits(architecture: str, cuts:
     np.testing.assert_allclose(logits, [dense_logits(spec, tokens)], atol=TOLERANCE)
 
 
+def test_blocks_that_no_token_sees_need_not_be_there() -> None:
+    spec, tokens = small_spec("gemma3"), prompt(17)  # a window of 5, blocks of 4
+    runner, blocks = build(spec), tables(spec, [9, 3, 30, 0, 12])
+    logits_of(runner, part(tokens, 0, 12, blocks, needs_logits=False))
+    full = [group.window is None for group in layer_groups(spec)]
+    seen = [table if is_full else [RELEASED_BLOCK] * 2 + table[2:] for table, is_full in zip(blocks, full, strict=True)]
+    np.testing.assert_allclose(
+        logits_of(runner, part(tokens, 12, 17, seen)), [dense_logits(spec, tokens)], atol=TOLERANCE
+    )
+    with pytest.raises(AssertionError, match="given back is still needed"):
+        logits_of(runner, part(tokens, 11, 17, seen))
+
+
 def test_a_request_in_a_batch_gets_the_logits_it_gets_alone() -> None:
     spec = small_spec("gemma3")
     runner = build(spec)
     prompts = [prompt(n, seed=n) for n in (3, 21, 1, 12)]
-    blocks = [[20], [1, 0, 3, 2, 5, 4], [33], [10, 12, 11]]
+    blocks = [tables(spec, block_ids) for block_ids in ([20], [1, 0, 3, 2, 5, 4], [33], [10, 12, 11])]
     logits_of(runner, part(prompts[1], 0, 20, blocks[1], needs_logits=False))
     # a prefill, a decode, a prompt of one token, and a chunk that isn't the last: one step
     together = logits_of(
@@ -166,9 +185,9 @@ def test_requests_may_share_the_blocks_of_a_common_prefix() -> None:
     spec = small_spec("qwen3")
     runner = build(spec)
     shared, tails = prompt(8), [prompt(3, seed=1), prompt(2, seed=2)]
-    logits_of(runner, part(shared, 0, 8, [5, 6], needs_logits=False))
+    logits_of(runner, part(shared, 0, 8, [[5, 6]], needs_logits=False))
     logits = logits_of(
-        runner, part(shared + tails[0], 8, 11, [5, 6, 7]), part(shared + tails[1], 8, 10, [5, 6, 8], request_id=1)
+        runner, part(shared + tails[0], 8, 11, [[5, 6, 7]]), part(shared + tails[1], 8, 10, [[5, 6, 8]], request_id=1)
     )
     for row, tail in zip(logits, tails, strict=True):
         np.testing.assert_allclose(row, dense_logits(spec, shared + tail), atol=TOLERANCE)
@@ -179,12 +198,12 @@ def test_execute_answers_only_requests_that_need_logits_in_step_order() -> None:
     runner = build(spec)
     prompts = [prompt(4, seed=n) for n in range(3)]
     step = ScheduledStep(
-        tuple(part(prompts[n], 0, 4, [n], needs_logits=n != 1, request_id=70 - n) for n in range(3)),
+        tuple(part(prompts[n], 0, 4, [[n]], needs_logits=n != 1, request_id=70 - n) for n in range(3)),
     )
     sampled = runner.execute(step)
     assert [token.request_id for token in sampled] == [70, 68]
     assert [token.token_id for token in sampled] == [int(dense_logits(spec, prompts[n]).argmax()) for n in (0, 2)]
-    assert runner.execute(ScheduledStep((part(prompts[1], 0, 3, [1], needs_logits=False),))) == []
+    assert runner.execute(ScheduledStep((part(prompts[1], 0, 3, [[1]], needs_logits=False),))) == []
 
 
 def test_memory_is_allocated_to_the_byte_as_computed() -> None:
@@ -230,7 +249,7 @@ def test_a_nan_in_the_model_leaves_no_token_to_choose_and_says_so() -> None:
         max_num_batched_tokens=8,
         max_num_seqs=1,
     )
-    (sampled,) = runner.execute(ScheduledStep((part(prompt(3), 0, 3, [0], request_id=17),)))
+    (sampled,) = runner.execute(ScheduledStep((part(prompt(3), 0, 3, [[0]], request_id=17),)))
     assert (sampled.request_id, sampled.token_id) == (17, None)
     assert "the largest logit is nan" in sampled.error
 

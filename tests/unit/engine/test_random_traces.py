@@ -1,13 +1,14 @@
 """A thousand random lives of an engine: whatever happens, every request gets exactly its tokens, and the books balance.
 
 The runner's next token is a hash of all that it reads back through the block table: a block that is wrong in any way
-shows in the tokens.
+shows in the tokens. Half of the models have layers with sliding windows.
 """
 
 from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -16,9 +17,11 @@ from tests.fake_engine import EOS_TOKEN_ID, make_core
 from ullage.base.errors import ContextLengthError, KVCapacityError
 from ullage.engine.core import EngineCore
 from ullage.engine.fake_runner import FakeRunner
-from ullage.engine.request import TokenOutput
+from ullage.engine.request import Request, TokenOutput
 from ullage.engine.sampling_params import SamplingParams
-from ullage.engine.step import SampledToken, ScheduledStep
+from ullage.engine.step import RELEASED_BLOCK, SampledToken, ScheduledStep
+from ullage.engine.step_budget import StepBudget
+from ullage.plan.block_demand import BlockDemand
 
 MAX_TOKENS = 25
 
@@ -36,13 +39,27 @@ class InterruptedRunner(FakeRunner):
 
     interrupt = staticmethod(lambda: None)
     max_num_batched_tokens = 0
+    num_given_back = 0
 
     def execute(self, step: ScheduledStep) -> list[SampledToken]:
         assert step.num_tokens <= self.max_num_batched_tokens
+        for request in step.requests:
+            self.num_given_back += any(RELEASED_BLOCK in table for table in request.block_tables)
         self.interrupt()
         sampled = super().execute(step)
         self.interrupt()
         return sampled
+
+
+class RandomBudget(StepBudget):
+    """Anything that keeps everybody going."""
+
+    def __init__(self, numbers: random.Random, max_num_tokens: int) -> None:
+        super().__init__(0, max_num_tokens)
+        self.random = numbers
+
+    def num_tokens(self, running: Sequence[Request], waiting: Sequence[Request]) -> int:
+        return self.random.randint(max(1, len(running)), self.max_num_tokens)
 
 
 class Trace:
@@ -54,7 +71,9 @@ class Trace:
         longest = self.random.choice([0, 4, 30])
         self.core = self._core(longest + 6 + MAX_TOKENS)
         self.core.runner.interrupt = self._maybe_abort
-        self.core.runner.max_num_batched_tokens = self.core.scheduler.config.max_num_batched_tokens
+        max_num_tokens = self.core.runner.max_num_batched_tokens = self.core.scheduler.config.max_num_batched_tokens
+        if self.random.random() < 0.5:
+            self.core.scheduler.step_budget = RandomBudget(self.random, max_num_tokens)
         self.abort_probability = self.random.choice([0.0, 0.02, 0.1])
         self.arrival_probability = self.random.choice([0.2, 0.7, 0.95])
         self.prefixes = [self._token_ids(self.random.randint(0, longest)) for _ in range(3)]
@@ -63,18 +82,29 @@ class Trace:
         """:param longest: tokens of the longest request that may come"""
         max_num_seqs = self.random.randint(1, 8)
         block_size = self.random.choice([1, 2, 3, 4, 8, 16])
-        pool_size = int(longest * self.random.choice([0.5, 1, 1.2, 1.2, 1.5, 2, 3, 10]))
+        max_num_batched_tokens = max_num_seqs + self.random.choice([0, 1, 5, 20, 100])
+        windows = self._windows()
+        # Of the blocks that the longest request needs: with windows, fewer than its tokens.
+        needed = BlockDemand(block_size, windows, max_num_batched_tokens).num_blocks(longest)
         return make_core(
-            num_blocks=-(-pool_size // block_size),
+            num_blocks=max(1, int(needed * self.random.choice([0.5, 1, 1.2, 1.2, 1.5, 2, 3, 10]))),
             block_size=block_size,
+            windows=windows,
             max_model_len=self.random.choice([20, 80, 80]),
             max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_seqs + self.random.choice([0, 1, 5, 20, 100]),
+            max_num_batched_tokens=max_num_batched_tokens,
             enable_prefix_caching=self.random.random() < 0.85,
             eos_probability=self.random.choice([0.0, 0.0, 0.1]),
             seed=self.random.getrandbits(20),
             runner_class=InterruptedRunner,
         )
+
+    def _windows(self) -> tuple[int | None, ...]:
+        """Half of the models have windows, some nothing else."""
+        if self.random.random() < 0.5:
+            return (None,)
+        kinds = [*self.random.choice([[None], [None], [None, 9], []]), self.random.choice([1, 2, 3, 4, 5, 8, 16, 40])]
+        return tuple(window for window in kinds for _ in range(self.random.randint(1, 2)))
 
     def _token_ids(self, num_tokens: int) -> list[int]:
         return [self.random.randrange(3) for _ in range(num_tokens)]  # few kinds, so that prompts resemble each other
@@ -149,6 +179,7 @@ class Trace:
         assert pool.num_free == len(pool.blocks)
         assert booked.kv_reserved_bytes == booked.kv_used_bytes == 0
         self.happened["preemption"] += self.core.scheduler.counters.num_preemptions
+        self.happened["given back"] += self.core.runner.num_given_back
         self.happened["prefix hit"] += self.core.scheduler.counters.num_prefix_hit_tokens
 
     def _expected(self, asked: Asked) -> tuple[list[int], str]:
@@ -175,7 +206,7 @@ def test_a_thousand_random_traces():
         except AssertionError as error:
             pytest.fail(f"trace {seed}: {error!r}")
         happened += trace.happened
-    for what in ("length", "stop", "abort", "preemption", "prefix hit"):
+    for what in ("length", "stop", "abort", "preemption", "prefix hit", "given back"):
         assert happened[what] > 300, happened
     for refused in ("ContextLengthError", "KVCapacityError"):
         assert happened[refused] > 100, happened

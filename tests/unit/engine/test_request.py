@@ -5,8 +5,9 @@ import pytest
 from ullage.base.errors import ContextLengthError, InvalidRequestError, KVCapacityError
 from ullage.engine.request import Request, RequestLimits
 from ullage.engine.sampling_params import SamplingParams
+from ullage.plan.block_demand import BlockDemand
 
-LIMITS = RequestLimits(max_model_len=100, num_blocks=5, block_size=16, vocab_size=50)
+LIMITS = RequestLimits(max_model_len=100, num_blocks=5, demand=BlockDemand(16), vocab_size=50)
 
 
 def request(**sampling: object) -> Request:
@@ -84,6 +85,15 @@ def test_more_than_the_context_is_refused_with_the_numbers():
 def test_more_than_the_pool_is_refused_with_the_numbers():
     with pytest.raises(KVCapacityError, match=r"= 81 need 6 KV blocks, but the pool has 5: at most 80 tokens"):
         LIMITS.check([1] * 76, SamplingParams(max_tokens=5))
+
+
+def test_behind_its_window_a_request_may_be_longer_than_the_pool():
+    demand = BlockDemand(16, (None, 20), max_step_tokens=13)  # 32 tokens touch at most three blocks
+    limits = RequestLimits(max_model_len=1000, num_blocks=8, demand=demand, vocab_size=50)
+    assert limits.max_request_tokens == 5 * 16
+    limits.check([1] * 76, SamplingParams(max_tokens=4))
+    with pytest.raises(KVCapacityError, match=r"= 81 need 9 KV blocks, but the pool has 8: at most 80 tokens"):
+        limits.check([1] * 76, SamplingParams(max_tokens=5))
 
 
 class CountedTokens(list[int]):

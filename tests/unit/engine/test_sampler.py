@@ -34,7 +34,7 @@ def request(
         request_id=request_id,
         token_ids=history[start:],
         num_computed_tokens=start,
-        block_ids=[0],
+        block_tables=[[0]],
         sampling=SamplingParams(**{"temperature": 0.0} | options),
         seed=seed,
         needs_logits=True,

@@ -8,11 +8,12 @@ from ullage.engine.request import Request, TokenOutput
 from ullage.engine.sampling_params import SamplingParams
 from ullage.engine.scheduler import Scheduler, SchedulerConfig
 from ullage.engine.step import SampledToken, ScheduledStep
+from ullage.plan.block_demand import BlockDemand
 from ullage.plan.ledger import MemoryLedger
 
 
 def make_scheduler(num_blocks: int = 100, *, max_num_seqs: int = 4, max_num_batched_tokens: int = 20) -> Scheduler:
-    kv_config = KVCacheConfig(num_blocks, block_size=4, token_bytes=1)
+    kv_config = KVCacheConfig(num_blocks, BlockDemand(4), slot_bytes=1)
     kv_cache = KVCacheManager(kv_config, MemoryLedger({"kv_pool": num_blocks * 4}))
     return Scheduler(SchedulerConfig(1000, max_num_seqs, max_num_batched_tokens), kv_cache)
 
@@ -47,7 +48,7 @@ def test_a_prompt_runs_at_once_and_then_a_token_a_step():
     (scheduled,) = step.requests
     assert scheduled.token_ids == list(range(10))
     assert scheduled.needs_logits
-    assert len(scheduled.block_ids) == 3
+    assert [len(table) for table in scheduled.block_tables] == [3]
     (output,) = answer(scheduler, step, token_id=42)
     assert (output.token_id, output.num_prompt_tokens, output.num_output_tokens) == (42, 10, 1)
     (scheduled,) = scheduler.schedule().requests
@@ -112,9 +113,9 @@ def test_the_newest_is_preempted_and_keeps_its_output():
     old, new = add(scheduler, 0, 7), add(scheduler, 1, 7)
     assert run_step(scheduler) == [(0, 0, 7), (1, 0, 7)]
     assert run_step(scheduler) == [(0, 7, 1), (1, 7, 1)]
-    assert new.block_ids  # four blocks are full, one is free; the old one takes it, the new one gets none
+    assert new.block_tables  # four blocks are full, one is free; the old one takes it, the new one gets none
     assert run_step(scheduler) == [(0, 8, 1)]
-    assert (new.block_ids, new.num_computed_tokens, new.num_output_tokens, new.num_preemptions) == ([], 0, 2, 1)
+    assert (new.block_tables, new.num_computed_tokens, new.num_output_tokens, new.num_preemptions) == ([], 0, 2, 1)
     assert list(scheduler.waiting) == [new]
     assert scheduler.counters.num_preemptions == 1
     scheduler.abort(old.request_id)
@@ -152,10 +153,10 @@ def test_abort_between_schedule_and_update_leaves_the_others_alone():
     add(scheduler, 1, 5)
     step = scheduler.schedule()
     assert scheduler.abort(0)
-    assert len(step.requests[0].block_ids) == 2  # what the runner was lent hasn't changed
+    assert [len(table) for table in step.requests[0].block_tables] == [2]  # what the runner was lent hasn't changed
     assert [output.request_id for output in answer(scheduler, step)] == [1]
     assert not scheduler.abort(0)
-    scheduler.kv_cache.check_integrity(request.block_ids for request in scheduler.running)
+    scheduler.kv_cache.check_integrity(scheduler.running)
 
 
 def test_abort_of_a_waiting_request():
@@ -189,6 +190,12 @@ def test_counters():
 def test_an_impossible_setting_is_refused(name):
     with pytest.raises(ConfigError, match=f"{name} must be at least 1, got 0"):
         SchedulerConfig(**{"max_model_len": 10, name: 0})
+
+
+def test_a_negative_target_is_refused_and_zero_is_none():
+    with pytest.raises(ConfigError, match="target_itl_ms must be at least 0, got -1"):
+        SchedulerConfig(10, target_itl_ms=-1)
+    assert SchedulerConfig(10, target_itl_ms=0).target_itl_ms == 0
 
 
 def test_a_step_must_have_a_token_for_each_running_request():

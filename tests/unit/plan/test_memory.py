@@ -28,6 +28,17 @@ SMOLLM2 = ModelSpec(
     tied_embeddings=True,
 )
 
+# The dimensions of Gemma 3 270M: 6 groups of 3 layers.
+GEMMA = dataclasses.replace(
+    SMOLLM2,
+    name="gemma",
+    num_heads=4,
+    num_kv_heads=1,
+    head_size=256,
+    max_position=32768,
+    layers=(*[LayerSpec(RopeSpec(10_000.0), window=512)] * 5, LayerSpec(RopeSpec(1e6))) * 3,
+)
+
 REQUEST = PlanRequest(
     runner="native",
     weight_type="bf16",
@@ -118,6 +129,52 @@ def test_when_even_the_smallest_pool_does_not_fit_the_largest_account_is_named(c
 def test_a_request_has_at_most_what_the_pool_holds():
     assert plan_of(kv_memory_bytes=64 << 20).max_request_tokens == 2912
     assert plan_of(kv_memory_bytes=64 << 20, max_model_len=1024).max_request_tokens == 1024
+
+
+def test_blocks_of_a_model_with_windows_hold_one_group_of_layers():
+    plan = plan_of(GEMMA)
+    assert plan.slot_bytes == 2 * 3 * 1 * 256 * 2
+    assert plan.token_bytes == 18_432  # as many as 18 layers take
+    assert plan.block_bytes == 32 * 3072
+    assert plan.num_blocks == (64 << 20) // (32 * 3072) == 682
+    assert plan.capacity_tokens == 682 // 6 * 32
+    formulas = {account.name: account.formula for account in plan.accounts}
+    assert formulas["kv_pool"] == (
+        "2 (K, V) x 3 layers x 1 heads x 256 x 2 B x 21,824 tokens; a token counts once for each of 6 groups of layers"
+    )
+    assert math.prod([2, 3, 1, 256, 2, 21_824]) == plan.planned_bytes()["kv_pool"]
+
+
+def test_behind_its_windows_a_request_grows_in_the_group_without_one_only():
+    plan = plan_of(GEMMA)
+    in_windows = 5 * 33  # 511 tokens and a step of 512 touch at most 33 blocks
+    assert plan.max_request_tokens == (682 - in_windows) * 32 == 16_544
+    assert plan_of(GEMMA, max_model_len=4096).max_request_tokens == 4096
+
+
+def test_without_a_size_the_pool_of_a_model_with_windows_holds_full_requests():
+    plan = plan_of(GEMMA, kv_memory_bytes=None, max_model_len=8192, max_num_seqs=4)
+    assert plan.num_blocks == 4 * (8192 // 32 + 5 * 33)
+    assert plan.max_request_tokens == 8192
+    few = plan_of(GEMMA, kv_memory_bytes=None, max_model_len=64, max_num_seqs=4)
+    assert few.num_blocks == 4 * 6 * 2
+
+
+def test_a_pool_smaller_than_a_block_for_each_group_is_refused():
+    with pytest.raises(ConfigError, match="less than one block of 32 tokens for each of the 6 groups") as error:
+        plan_of(GEMMA, kv_memory_bytes=6 * 32 * 3072 - 1)
+    assert str(6 * 32 * 3072) in error.value.hint
+    assert plan_of(GEMMA, kv_memory_bytes=6 * 32 * 3072).max_request_tokens == 32
+
+
+def test_a_plan_that_leaves_less_than_a_block_for_each_group_names_the_largest_account():
+    needed = sum(account.num_bytes for account in plan_of(GEMMA, kv_memory_bytes=6 * 32 * 3072).accounts[:-2])
+    with pytest.raises(PlanError) as error:
+        plan_of(GEMMA, available=needed)
+    assert "6 blocks) would fit" in error.value.hint
+    with pytest.raises(PlanError) as error:
+        plan_of(GEMMA, available=needed - 1)
+    assert "even the smallest pool doesn't fit" in error.value.hint
 
 
 def test_the_process_takes_all_but_the_headroom():

@@ -27,6 +27,7 @@ constexpr int kTile = 2 * kPanel;  // outputs computed together; the outputs of 
 
 constexpr int kMaxAttentionRows = 12;  // query rows that one item of attention works on at most
 constexpr int kSpanTokens = 256;       // tokens of the context whose scores are held at once
+constexpr int kReleasedBlock = -1;     // in a block table: given back, behind the window of every row to come
 
 enum class WeightType : int32_t { bf16 = 0, int8 = 1 };
 enum class Activation : int32_t { silu = 0, gelu_tanh = 1 };
@@ -59,6 +60,8 @@ struct Layer {
   const float* post_ffn_norm = nullptr;   // [hidden] or null
   int window = 0;                         // sliding window in tokens, 0 = none
   int rope = 0;                           // index into Decoder::ropes
+  int table = 0;                          // which of a sequence's block tables: that of the layer's group
+  int pool_layer = 0;                     // which layer of the group, and so of the pool
 };
 
 struct Rope {
@@ -68,7 +71,7 @@ struct Rope {
 
 struct Shape {
   int hidden, intermediate, num_heads, num_kv_heads, head_size, num_layers, vocab;
-  int block_size, num_blocks;
+  int block_size, num_blocks, num_tables;
   float norm_eps, score_scale, embedding_scale;
   Activation activation;
 
@@ -78,6 +81,7 @@ struct Shape {
   // One (block, head): keys, then values.
   size_t head_block_bytes() const { return static_cast<size_t>(2) * block_size * head_size * 2; }
   size_t layer_pool_bytes() const { return head_block_bytes() * num_kv_heads * num_blocks; }
+  int pool_layers() const { return num_layers / num_tables; }
   // Attention scratch of one thread: query and output, scores and probabilities, two numbers for each row.
   size_t attention_scratch_bytes() const {
     return static_cast<size_t>(kMaxAttentionRows) * 4 * 2 * (head_size + kSpanTokens) + 2 * 64;
@@ -104,8 +108,12 @@ struct Batch {
   const int32_t* positions;       // [rows]
   const int32_t* seq_starts;      // [sequences + 1]
   const int32_t* block_tables;    // all tables, one after another
-  const int32_t* table_starts;    // [sequences]
+  const int32_t* table_starts;    // [tables][sequences]
   const int32_t* logit_rows;      // [logit rows]
+
+  const int32_t* table(const Layer& layer, int sequence) const {
+    return block_tables + table_starts[layer.table * num_sequences + sequence];
+  }
 };
 
 struct Decoder {
@@ -116,7 +124,7 @@ struct Decoder {
   Matrix embed;    // also the output matrix when the model ties them
   Matrix lm_head;
   const float* final_norm = nullptr;
-  uint8_t* kv_pool = nullptr;  // [layer][block][kv head][keys | values]
+  uint8_t* kv_pool = nullptr;  // [layer of a group][block][kv head][keys | values]
   Workspace work;
   int num_threads = 1;
 };

@@ -84,17 +84,19 @@ class NativeDecoder {
     const auto size = [&](const char* name) { return nb::cast<int>(sizes[name]); };
     d_.shape = {size("hidden"), size("intermediate"), size("num_heads"), size("num_kv_heads"), size("head_size"),
                 size("num_layers"), size("vocab"), size("block_size"), size("num_blocks"),
-                static_cast<float>(norm_eps), static_cast<float>(score_scale), static_cast<float>(embedding_scale),
+                size("num_tables"), static_cast<float>(norm_eps), static_cast<float>(score_scale), static_cast<float>(embedding_scale),
                 gelu ? Activation::gelu_tanh : Activation::silu};
     const Shape& s = d_.shape;
     require(std::min({s.hidden, s.intermediate, s.num_heads, s.num_kv_heads, s.head_size, s.num_layers, s.vocab,
-                      s.block_size, s.num_blocks}) > 0 && s.num_heads % s.num_kv_heads == 0,
-            "sizes must be positive, heads a multiple of KV heads");
+                      s.block_size, s.num_blocks, s.num_tables}) > 0 && s.num_heads % s.num_kv_heads == 0 &&
+                s.num_layers % s.num_tables == 0,
+            "sizes must be positive, heads a multiple of KV heads, layers of block tables");
     require(s.hidden % 16 == 0 && s.intermediate % 16 == 0 && s.head_size % 16 == 0 && s.head_size <= 256,
             "sizes must be multiples of 16, heads at most 256");
     require(s.block_size % kPanel == 0 && s.block_size <= kSpanTokens, "block size must be a multiple of 16 up to 256");
-    require(kv_pool_.size() == s.layer_pool_bytes() * s.num_layers, "KV pool isn't of the planned size");
+    require(kv_pool_.size() == s.layer_pool_bytes() * s.pool_layers(), "KV pool isn't of the planned size");
     layers_.assign(s.num_layers, Layer());
+    table_windows_.assign(s.num_tables, 0);
     d_.layers = layers_.data();
   }
 
@@ -133,10 +135,17 @@ class NativeDecoder {
     else require(false, "unknown vector");
   }
 
-  void set_layer(int layer, int window, int rope) {
+  // The layers of a table have one window.
+  void set_layer(int layer, int window, int rope, int table, int pool_layer) {
+    const Shape& s = d_.shape;
     require(rope >= 0 && rope < d_.num_ropes && window >= 0, "unknown rope or negative window");
-    layers_.at(layer).window = window;
-    layers_.at(layer).rope = rope;
+    require(table >= 0 && table < s.num_tables && pool_layer >= 0 && pool_layer < s.pool_layers(),
+            "layer has no place in the pool");
+    Layer& l = layers_.at(layer);
+    l.window = table_windows_[table] = window;
+    l.rope = rope;
+    l.table = table;
+    l.pool_layer = pool_layer;
   }
 
   // After the ropes.
@@ -165,9 +174,9 @@ class NativeDecoder {
   // Runs all rows; leaves logits of the rows asked for in the logits memory, in order. Releases the GIL.
   void step(Ints token_ids, Ints positions, Ints seq_starts, Ints block_tables, Ints table_starts, Ints logit_rows) {
     const auto count = [](const Ints& array) { return static_cast<int>(array.size()); };
-    const Batch b = {count(token_ids),   count(table_starts), count(logit_rows),    token_ids.data(),  positions.data(),
-                     seq_starts.data(), block_tables.data(), table_starts.data(), logit_rows.data()};
-    check(b, positions.size(), seq_starts.size(), block_tables.size());
+    const Batch b = {count(token_ids),   count(seq_starts) - 1, count(logit_rows),   token_ids.data(), positions.data(),
+                     seq_starts.data(), block_tables.data(),   table_starts.data(), logit_rows.data()};
+    check(b, positions.size(), table_starts.size(), block_tables.size());
     nb::gil_scoped_release release;
     pool_.run([&](int thread) { isa_->run_step(d_, b, barrier_, next_item_, thread); });
   }
@@ -181,11 +190,12 @@ class NativeDecoder {
            std::all_of(layers_.begin(), layers_.end(), has_all);
   }
 
-  void check(const Batch& b, size_t num_positions, size_t num_starts, size_t num_table_entries) const {
+  void check(const Batch& b, size_t num_positions, size_t num_tables, size_t num_table_entries) const {
     const Shape& s = d_.shape;
     require(complete(), "a weight is missing");
     require(b.num_rows > 0 && b.num_rows <= max_rows_, "more rows than the workspace holds");
-    require(num_positions == static_cast<size_t>(b.num_rows) && num_starts == static_cast<size_t>(b.num_sequences) + 1,
+    require(b.num_sequences >= 0 && num_positions == static_cast<size_t>(b.num_rows) &&
+                num_tables == static_cast<size_t>(b.num_sequences) * s.num_tables,
             "arrays of a step don't fit together");
     require(b.seq_starts[0] == 0 && b.seq_starts[b.num_sequences] == b.num_rows, "sequences don't cover the rows");
     for (int r = 0; r < b.num_rows; ++r)
@@ -196,13 +206,9 @@ class NativeDecoder {
       for (int r = first; r < end; ++r)
         require(b.positions[first] >= 0 && b.positions[r] - b.positions[first] == r - first,
                 "positions aren't consecutive");
-      const size_t num_blocks = static_cast<size_t>(b.positions[end - 1]) / s.block_size + 1;
-      require(b.table_starts[q] >= 0 && b.table_starts[q] + num_blocks <= num_table_entries,
-              "block table is too short");
-      for (size_t i = 0; i < num_blocks; ++i) {
-        const int block = b.block_tables[b.table_starts[q] + i];
-        require(block >= 0 && block < s.num_blocks, "block id out of range");
-      }
+      for (int t = 0; t < s.num_tables; ++t)
+        check_table(b.table_starts[t * b.num_sequences + q], table_windows_[t], b.positions[first], b.positions[end - 1],
+                    b.block_tables, num_table_entries);
     }
     for (int i = 0; i < b.num_logit_rows; ++i) {
       require(b.logit_rows[i] >= 0 && b.logit_rows[i] < b.num_rows, "logit row out of range");
@@ -211,8 +217,22 @@ class NativeDecoder {
     require(b.num_logit_rows * sizeof(float) * d_.lm_head.outputs <= logits_.size(), "more logits than planned");
   }
 
+  // The rows of a sequence stand at positions first .. last and see nothing before first's window.
+  void check_table(int start, int window, int first, int last, const int32_t* entries, size_t num_entries) const {
+    const Shape& s = d_.shape;
+    const int num_blocks = last / s.block_size + 1;
+    require(start >= 0 && static_cast<size_t>(start) + num_blocks <= num_entries, "block table is too short");
+    const int first_seen = window ? std::max(0, first + 1 - window) / s.block_size : 0;
+    for (int i = 0; i < num_blocks; ++i) {
+      const int block = entries[start + i];
+      require((block >= 0 && block < s.num_blocks) || (block == kReleasedBlock && i < first_seen),
+              "block id out of range");
+    }
+  }
+
   Bytes weights_, kv_pool_, workspace_, logits_;
   std::vector<Layer> layers_;
+  std::vector<int> table_windows_;  // of the layers of each table
   std::vector<Rope> ropes_;
   std::deque<std::vector<double>> frequencies_;
   Decoder d_;
@@ -263,7 +283,7 @@ NB_MODULE(_native, m) {
       .def("add_rope", &NativeDecoder::add_rope, "inv_freq"_a, "attention_factor"_a)
       .def("set_matrix", &NativeDecoder::set_matrix, "layer"_a, "name"_a, "offset"_a, "type"_a)
       .def("set_vector", &NativeDecoder::set_vector, "layer"_a, "name"_a, "offset"_a)
-      .def("set_layer", &NativeDecoder::set_layer, "layer"_a, "window"_a, "rope"_a)
+      .def("set_layer", &NativeDecoder::set_layer, "layer"_a, "window"_a, "rope"_a, "table"_a, "pool_layer"_a)
       .def("set_workspace", &NativeDecoder::set_workspace, "max_rows"_a, "offsets"_a)
       .def("step", &NativeDecoder::step, "token_ids"_a, "positions"_a, "seq_starts"_a, "block_tables"_a,
            "table_starts"_a, "logit_rows"_a);

@@ -147,7 +147,7 @@ ULLAGE_INLINE void finish_qkv(const Decoder& d, const Batch& b, const Layer& lay
   const float* keys = qkv + shape.q_size();
   const float* values = keys + shape.kv_size();
   const int sequence = sequence_of(b, row), position = b.positions[row], offset = position % shape.block_size;
-  const int block = b.block_tables[b.table_starts[sequence] + position / shape.block_size];
+  const int block = b.table(layer, sequence)[position / shape.block_size];
   // Attention reads whole blocks and gives the slots behind the last token the weight 0, which isn't enough when a
   // request before left NaN there. So the step that begins a block clears what it doesn't fill.
   const int first = b.seq_starts[sequence], last = b.seq_starts[sequence + 1] - 1;
@@ -211,7 +211,7 @@ static void attention(const Decoder& d, const Batch& b, const Layer& layer, cons
     const int first_row = (i - items_before) / kv_heads * kMaxAttentionRows;
     const int batch_row = b.seq_starts[sequence];
     const int left = (b.seq_starts[sequence + 1] - batch_row) * group - first_row;
-    const Item item = {b.block_tables + b.table_starts[sequence],
+    const Item item = {b.table(layer, sequence),
                        (i - items_before) % kv_heads,
                        first_row,
                        left < kMaxAttentionRows ? left : kMaxAttentionRows,
@@ -238,7 +238,7 @@ static void run_step(const Decoder& d, const Batch& b, Barrier& barrier, std::at
 
   for (int l = 0; l < shape.num_layers; ++l) {
     const Layer& layer = d.layers[l];
-    uint8_t* pool = d.kv_pool + shape.layer_pool_bytes() * l;
+    uint8_t* pool = d.kv_pool + shape.layer_pool_bytes() * layer.pool_layer;
     const size_t ld_qkv = layer.qkv.outputs, ld_gated = layer.gate_up.outputs / 2;
 
     product(d, layer.qkv, b.num_rows, w.qkv, ld_qkv, thread);

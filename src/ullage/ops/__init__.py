@@ -1,0 +1,1 @@
+"""Looks at engines from outside and says what it measured."""
