@@ -1,0 +1,79 @@
+"""A plan in the terminal: every account with its formula, then what limits the deployment."""
+
+from __future__ import annotations
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ullage.base.byte_sizes import format_bytes
+from ullage.plan.deployment.planner import DeploymentPlan
+from ullage.plan.reports.verdict import verdict
+
+COLOURS = {"weights": "blue", "KV cache": "green"}
+OTHER_COLOUR = "yellow"
+BAR_WIDTH = 60
+
+
+def print_plan(console: Console, plan: DeploymentPlan) -> None:
+    """The whole plan."""
+    console.print(_headline(plan))
+    console.print(_accounts(plan))
+    if plan.cards is not None:
+        console.print(_bar(plan))
+    console.print()
+    console.print(Text(verdict(plan), style="bold green" if plan.fits else "bold red"))
+    for note in plan.notes:
+        console.print(Text(f"note: {note}", style="dim"))
+
+
+def _headline(plan: DeploymentPlan) -> Text:
+    options = plan.options
+    engine = f"{options.engine} {options.engine_version or ''}".strip()
+    where = "no device named" if plan.cards is None else f"{len(plan.cards.names)} x {plan.cards.name}"
+    return Text.assemble(
+        (plan.model.name, "bold"),
+        f" with {engine} on {where}: {plan.concurrency:,} x {plan.context:,} tokens\n",
+        (f"dimensions from {plan.model.source}", "dim"),
+    )
+
+
+def _accounts(plan: DeploymentPlan) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("on each device")
+    table.add_column("", justify="right")
+    table.add_column("how it comes about", overflow="fold")
+    for account in plan.accounts:
+        name = Text(account.name, style=COLOURS.get(account.name, OTHER_COLOUR))
+        table.add_row(name, format_bytes(account.num_bytes), account.formula)
+        if account.name == "KV cache":
+            for index, line in enumerate(plan.kv_formulas):
+                table.add_row("", "", Text(("each: " if index == 0 else "    + ") + line, style="dim"))
+    table.add_section()
+    table.add_row("total", format_bytes(plan.total_bytes), "", style="bold")
+    if plan.cards is not None:
+        memory = plan.cards.smallest_bytes
+        left = memory - plan.total_bytes
+        table.add_row("device", format_bytes(memory), plan.cards.name)
+        table.add_row("left" if left >= 0 else "missing", format_bytes(abs(left)), "", style="" if left >= 0 else "red")
+    return table
+
+
+def _bar(plan: DeploymentPlan) -> Text:
+    """One device as a line: a part for each account, and where the device ends when they are more than it has."""
+    assert plan.cards is not None
+    scale = max(plan.total_bytes, plan.cards.smallest_bytes)
+    bar, used = Text("|"), 0
+    ends = 0
+    for account in plan.accounts:
+        ends += account.num_bytes
+        width = round(BAR_WIDTH * ends / scale) - used
+        bar.append("█" * width, style=COLOURS.get(account.name, OTHER_COLOUR))
+        used += width
+    bar.append("░" * (BAR_WIDTH - used), style="dim")
+    bar.append("|")
+    if plan.total_bytes > plan.cards.smallest_bytes:
+        edge = round(BAR_WIDTH * plan.cards.smallest_bytes / scale)
+        bar.append("\n" + " " * (edge + 1) + "^ the device ends here", style="red")
+    return bar
