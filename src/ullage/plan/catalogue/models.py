@@ -21,9 +21,11 @@ class CataloguedModel:
     """One model.
 
     :ivar name: as its publisher writes it
-    :ivar aliases: other names of the same shape
+    :ivar aliases: other names of the same configuration
     :ivar source: address of the configuration
-    :ivar parameters: as published; None: no exact count is
+    :ivar copy: address of the copy that the figures were read from; None: not known, or the source itself
+    :ivar note: how the entry differs from the publisher's file; empty: only in fields that no memory depends on
+    :ivar parameters: as published, rounded as there; None: no count that is precise enough
     :ivar parameters_source: where the count is published
     :ivar config: the configuration, with its published names and nesting
     """
@@ -31,6 +33,8 @@ class CataloguedModel:
     name: str
     aliases: tuple[str, ...]
     source: str
+    copy: str | None
+    note: str
     parameters: int | None
     parameters_source: str | None
     config: Mapping[str, object]
@@ -64,6 +68,8 @@ def catalogued_models() -> Mapping[str, CataloguedModel]:
             entry["name"],
             tuple(entry.get("aliases", ())),
             entry["source"],
+            entry.get("copy"),
+            entry.get("note", ""),
             entry.get("parameters"),
             entry.get("parameters_source"),
             entry["config"],
