@@ -82,6 +82,7 @@ CLASS_DEFAULTS: Mapping[str, Mapping[str, object]] = {
         "head_dim": 128,
         "num_attention_heads": 40,
         "num_key_value_heads": 8,
+        "n_shared_experts": 1,  # beside the routed ones, in every layer that has them; no field says so
     },
 }
 

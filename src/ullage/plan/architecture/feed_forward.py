@@ -23,9 +23,13 @@ def with_experts(fields: Fields, hidden: int) -> tuple[Weight, ...]:
     num_experts = fields.integer(*_EXPERTS)
     width = fields.integer("moe_intermediate_size", "expert_ffn_hidden_size", "intermediate_size")
     names = ("gate_proj", "up_proj") if _gated(fields) else ("up_proj",)
-    weights = [experts(f"mlp.experts.{part}", width, hidden, num_experts, split="rows") for part in names]
-    weights.append(experts("mlp.experts.down_proj", hidden, width, num_experts, split="columns"))
+    inner = fields.integer("moe_latent_size", default=hidden)
+    weights = [experts(f"mlp.experts.{part}", width, inner, num_experts, split="rows") for part in names]
+    weights.append(experts("mlp.experts.down_proj", inner, width, num_experts, split="columns"))
     weights.append(Weight("mlp.gate", num_experts, hidden))
+    if inner != hidden:  # Nemotron 3 Super: routed experts see a projection of the hidden state
+        weights.append(linear("mlp.fc1_latent_proj", inner, hidden, split="whole"))
+        weights.append(linear("mlp.fc2_latent_proj", hidden, inner, split="whole"))
     if fields.text("model_type", default="") == "gpt_oss":
         weights += [
             Weight("mlp.experts.gate_up_proj_bias", 2 * width, count=num_experts, split="rows", expert=True),

@@ -161,7 +161,8 @@ class _Model:
         if kind == "mlp" or (kind != "moe" and not alone and not self.has_experts[index]):
             # state-space layers of these families have no feed-forward part, unless the model mixes them with attention
             bare = fields.has("num_mem_blocks") or not fields.has("intermediate_size", "n_inner", "n_embd")
-            return () if bare or fields.text("model_type", default="") == "mamba" else dense(fields, self.hidden)
+            pure = fields.text("model_type", default="") in ("mamba", "mamba2")
+            return () if bare or pure else dense(fields, self.hidden)
         if kind == "moe" or (not alone and self.has_experts[index]):
             both = dense(fields, self.hidden) if fields.boolean("enable_moe_block", default=False) else ()
             return (*both, *with_experts(fields, self.hidden))
