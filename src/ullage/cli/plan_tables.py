@@ -8,7 +8,12 @@ from rich.table import Table
 from rich.text import Text
 
 from ullage.base.byte_sizes import format_bytes
+from ullage.plan.deployment.alternatives import alternatives
 from ullage.plan.deployment.planner import DeploymentPlan
+from ullage.plan.deployment.questions import DeviceChoice
+from ullage.plan.deployment.roofline import estimate_speed
+from ullage.plan.reports.documents import speed_sentence
+from ullage.plan.reports.engine_settings import ready_settings
 from ullage.plan.reports.verdict import verdict
 
 COLOURS = {"weights": "blue", "KV cache": "green"}
@@ -24,6 +29,17 @@ def print_plan(console: Console, plan: DeploymentPlan) -> None:
         console.print(_bar(plan))
     console.print()
     console.print(Text(verdict(plan), style="bold green" if plan.fits else "bold red"))
+    found = alternatives(plan)
+    if found:
+        console.print("\nwhat would fit, the nearest first:")
+        for number, alternative in enumerate(found, 1):
+            console.print(f"  {number}. {alternative.sentence}")
+    speed = estimate_speed(plan)
+    if speed is not None:
+        console.print(Text(f"\nspeed, {speed_sentence(speed)}", style="dim"))
+    settings = ready_settings(plan) if plan.fits and plan.cards is not None else ""
+    if settings:
+        console.print(Text(f"\n{settings.rstrip()}"), soft_wrap=True)
     for note in plan.notes:
         console.print(Text(f"note: {note}", style="dim"))
 
@@ -48,8 +64,8 @@ def _accounts(plan: DeploymentPlan) -> Table:
         name = Text(account.name, style=COLOURS.get(account.name, OTHER_COLOUR))
         table.add_row(name, format_bytes(account.num_bytes), account.formula)
         if account.name == "KV cache":
-            for index, line in enumerate(plan.kv_formulas):
-                table.add_row("", "", Text(("each: " if index == 0 else "    + ") + line, style="dim"))
+            for line in plan.kv_formulas:
+                table.add_row("  one request", "", Text(line, style="dim"), style="dim")
     table.add_section()
     table.add_row("total", format_bytes(plan.total_bytes), "", style="bold")
     if plan.cards is not None:
@@ -72,8 +88,30 @@ def _bar(plan: DeploymentPlan) -> Text:
         bar.append("█" * width, style=COLOURS.get(account.name, OTHER_COLOUR))
         used += width
     bar.append("░" * (BAR_WIDTH - used), style="dim")
-    bar.append("|")
+    bar.append("|  ")
+    for account in plan.accounts:
+        bar.append("█ ", style=COLOURS.get(account.name, OTHER_COLOUR))
+        bar.append(f"{account.name.split(',')[0]}  ", style="dim")
     if plan.total_bytes > plan.cards.smallest_bytes:
         edge = round(BAR_WIDTH * plan.cards.smallest_bytes / scale)
         bar.append("\n" + " " * (edge + 1) + "^ the device ends here", style="red")
     return bar
+
+
+def print_choices(console: Console, choices: tuple[DeviceChoice, ...]) -> None:
+    """Devices that do, the least memory in all first."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for title in ("fewest", "device", "memory in all", "used of each", "requests at once, most"):
+        table.add_column(title, justify="left" if title == "device" else "right")
+    for choice in choices:
+        assert choice.plan.cards is not None
+        used = choice.plan.total_bytes / choice.plan.cards.smallest_bytes
+        memory = format_bytes(choice.total_memory_bytes)
+        table.add_row(str(choice.count), choice.device, memory, f"{used:.0%}", f"{choice.plan.largest_concurrency():,}")
+    console.print(table if choices else "no device of the catalogue does, up to 16 of each")
+
+
+def print_names(console: Console, models: tuple[str, ...], devices: tuple[str, ...]) -> None:
+    """What the catalogue has."""
+    console.print(Text.assemble(("models: ", "bold"), ", ".join(models)), soft_wrap=True)
+    console.print(Text.assemble(("devices: ", "bold"), ", ".join(devices)), soft_wrap=True)

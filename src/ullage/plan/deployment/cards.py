@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from ullage.base.byte_sizes import format_bytes
 from ullage.base.errors import ConfigError
 from ullage.plan.catalogue import find_device, similar_devices
 from ullage.plan.deployment.options import PlanOptions, positive_size
@@ -45,13 +46,17 @@ def cards_of(options: PlanOptions) -> Cards | None:
     :raises ConfigError: an unknown device, not a size, or another number of devices than the ranks need
     """
     if options.memory is not None:
-        sizes = [positive_size(text, "memory") for text in options.memory.split(",")]
-        return _spread(
-            options, Cards(tuple(f"{text.strip()} device" for text in options.memory.split(",")), tuple(sizes))
-        )
+        texts = [text.strip() for text in options.memory.split(",")]
+        sizes = tuple(positive_size(text, "memory") for text in texts)
+        return _spread(options, Cards(tuple(_named(*pair) for pair in zip(texts, sizes, strict=True)), sizes))
     if options.device is not None:
         return _spread(options, _catalogued(options.device))
     return None if options.kv_memory is not None else _detected(options)
+
+
+def _named(text: str, size: int) -> str:
+    """A size as it was typed, or readable where it was typed in bytes."""
+    return format_bytes(size) if text.isdigit() else text
 
 
 def _catalogued(text: str) -> Cards:

@@ -125,9 +125,8 @@ def _from_gguf(path: Path, name: str) -> PlannedModel:
         file.close()
     config = config_from_gguf(path, header)
     stored = sum(tensor.num_bytes for tensor in header.tensors.values())
-    shown = header.metadata.get("general.name")
     return PlannedModel(
-        shown if isinstance(shown, str) and shown else name,
+        name if os.sep not in name else path.stem,
         config,
         architecture_of(config),
         f"{path}, tensor by tensor",

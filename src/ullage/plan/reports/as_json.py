@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
+from ullage.plan.deployment.alternatives import alternatives
 from ullage.plan.deployment.planner import DeploymentPlan
+from ullage.plan.deployment.roofline import estimate_speed
+from ullage.plan.reports.engine_settings import ready_settings
 from ullage.plan.reports.verdict import verdict
 
 
 def plan_json(plan: DeploymentPlan) -> dict[str, object]:
     """All of a plan, by name; null where a figure doesn't apply or can't be said."""
-    options, cards = plan.options, plan.cards
+    options, cards, speed = plan.options, plan.cards, estimate_speed(plan)
     return {
         "model": {
             "name": plan.model.name,
@@ -41,6 +44,9 @@ def plan_json(plan: DeploymentPlan) -> dict[str, object]:
         "fits": plan.fits,
         "verdict": verdict(plan),
         "reasons": list(plan.reasons),
+        "alternatives": [asdict(alternative) for alternative in alternatives(plan)],
+        "estimate": None if speed is None else asdict(speed),
+        "settings": ready_settings(plan) if plan.fits else None,
         "notes": list(plan.notes),
     }
 
