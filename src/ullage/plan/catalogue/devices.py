@@ -14,7 +14,15 @@ from ullage.base.byte_sizes import parse_bytes
 from ullage.plan.catalogue.names import key_of, similar
 
 _DEVICES = Path(__file__).parent / "devices.toml"
-_IGNORED = re.compile(r"\b(nvidia|geforce|tesla|amd|instinct|intel|huawei|gpu)\b")
+_IGNORED = re.compile(r"\b(nvidia|geforce|tesla|amd|instinct|intel|huawei|gpu)\b|\bascend")
+_REPORTED = {
+    None: "as labelled; what it reports isn't known",
+    "CUDA": "as CUDA reports it to a program",
+    "nvidia-smi": "as nvidia-smi reports it; CUDA gives a program a little less",
+    "rocm-smi": "as rocm-smi reports it",
+    "torch": "as torch reports it to a program",
+}
+"""What an entry's ``reported_by`` says about its memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +33,13 @@ class Device:
     :ivar kind: a graphics card, a neural processor, or a host whose processor computes
     :ivar aliases: other names of the same thing
     :ivar memory_bytes: what the device reports as its own in all, or its label where no such figure is known
-    :ivar label_bytes: memory as its data sheet writes it
-    :ivar memory_note: why the two differ, or that no reported figure is known; empty: they are the same
+    :ivar label_bytes: memory as its data sheet writes it; makers write GB for either unit, we read it as 1000³
+    :ivar memory_note: who reports ``memory_bytes``, or that no reported figure is known, and what else to know
     :ivar bandwidth_bytes_per_second: of the memory, at its peak
-    :ivar flops: operations a second without sparsity, at the peak, by number type; only those that the maker states
+    :ivar flops: operations a second without sparsity, at the peak, by number type; empty for a host
     :ivar source: address of the data sheet
+    :ivar memory_source: address of the reported memory; None: it is in ``source``, or read on such a device
+    :ivar compute_source: address of ``flops``; None: it is in ``source``
     """
 
     name: str
@@ -41,6 +51,8 @@ class Device:
     bandwidth_bytes_per_second: float
     flops: Mapping[str, float]
     source: str
+    memory_source: str | None = None
+    compute_source: str | None = None
 
 
 def find_device(name: str) -> Device | None:
@@ -70,17 +82,20 @@ def _devices() -> Mapping[str, Device]:
 
 
 def _device(entry: dict[str, Any]) -> Device:
-    label = parse_bytes(entry["memory"])
+    reported_by = entry.get("reported_by")
+    memory = entry["reported"] if reported_by else entry["memory"]
     return Device(
         entry["name"],
         entry["kind"],
         tuple(entry.get("aliases", ())),
-        entry.get("reported_bytes", label),
-        label,
-        entry.get("memory_note", ""),
+        parse_bytes(memory, round_down=True),
+        parse_bytes(entry["memory"]),
+        "; ".join(filter(None, (_REPORTED[reported_by] if entry["kind"] != "cpu" else "", entry.get("note")))),
         entry["bandwidth_gb_per_second"] * 1e9,
         {name: value * 1e12 for name, value in entry["tflops"].items()},
         entry["source"],
+        entry.get("memory_source"),
+        entry.get("compute_source"),
     )
 
 
