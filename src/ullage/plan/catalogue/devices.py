@@ -38,7 +38,7 @@ class Device:
     :ivar bandwidth_bytes_per_second: of the memory, at its peak
     :ivar flops: operations a second without sparsity, at the peak, by number type; empty for a host
     :ivar source: address of the data sheet
-    :ivar memory_source: address of the reported memory; None: it is in ``source``, or read on such a device
+    :ivar memory_source: address of the reported memory; None: as ``devices.toml`` says at its top
     :ivar compute_source: address of ``flops``; None: it is in ``source``
     """
 
