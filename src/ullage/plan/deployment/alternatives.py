@@ -39,31 +39,32 @@ class Alternative:
 
     :ivar changes: options by name, with their new values
     :ivar distance: in doublings
-    :ivar total_bytes: what the changed deployment takes of a device
     """
 
     changes: dict[str, object]
     sentence: str
     distance: float
-    total_bytes: int
 
 
 def alternatives(plan: DeploymentPlan, at_most: int = 6) -> tuple[Alternative, ...]:
     """The nearest deployments that fit, nearest first; none where this one fits."""
     if plan.fits:
         return ()
-    found = [*_smaller_work(plan), *_single_changes(plan), *_double_changes(plan)]
+    found = list(_smaller_work(plan))
+    if plan.context <= plan.sizing.architecture.max_positions:  # a longer context is not a matter of memory
+        found += [*_single_changes(plan), *_double_changes(plan)]
     return tuple(sorted(found, key=lambda alternative: alternative.distance)[:at_most])
 
 
 def _smaller_work(plan: DeploymentPlan) -> Iterator[Alternative]:
+    """What fits by the pool that there is, so nothing need be tried."""
     context, count = plan.largest_context(), plan.largest_concurrency()
     if 0 < context < plan.context:
         sentence = f"a context of {context:,} tokens instead of {plan.context:,}"
-        yield from _if_it_fits(plan, {"max_model_len": context}, sentence, math.log2(plan.context / context))
-    if 0 < count < plan.concurrency:
+        yield Alternative({"max_model_len": context}, sentence, math.log2(plan.context / context))
+    if 0 < count < plan.concurrency and plan.context <= plan.sizing.architecture.max_positions:
         sentence = f"{count:,} requests at once instead of {plan.concurrency:,}"
-        yield from _if_it_fits(plan, {"concurrency": count}, sentence, math.log2(plan.concurrency / count))
+        yield Alternative({"concurrency": count}, sentence, math.log2(plan.concurrency / count))
 
 
 def _single_changes(plan: DeploymentPlan) -> Iterator[Alternative]:
@@ -87,7 +88,7 @@ def _double_changes(plan: DeploymentPlan) -> Iterator[Alternative]:
         for second in (*_smaller_work(lighter), *types, *_more_devices(lighter)):
             changes = {"weight_type": name, **second.changes}
             sentence = f"weights in {name}, and {second.sentence}"
-            yield Alternative(changes, sentence, nearer + second.distance, second.total_bytes)
+            yield Alternative(changes, sentence, nearer + second.distance)
 
 
 def _other_types(
@@ -102,7 +103,7 @@ def _other_types(
             continue
         distance = math.log2(before / max(1, _bytes_of(changed, option)))
         if changed.fits:
-            yield Alternative({option: name}, sentence.format(name), distance, changed.total_bytes)
+            yield Alternative({option: name}, sentence.format(name), distance)
 
 
 def _bytes_of(plan: DeploymentPlan, option: str) -> int:
@@ -120,7 +121,7 @@ def _more_devices(plan: DeploymentPlan) -> Iterator[Alternative]:
             count = changed.options.num_devices
             sentence = f"tensor parallelism over {ranks} devices" + (f", {count} in all" if count > ranks else "")
             distance = math.log2(count / plan.options.num_devices)
-            yield Alternative({"tensor_parallel": ranks}, sentence, distance, changed.total_bytes)
+            yield Alternative({"tensor_parallel": ranks}, sentence, distance)
             return
         ranks *= 2
 
@@ -129,24 +130,14 @@ def _larger_device(plan: DeploymentPlan) -> Iterator[Alternative]:
     """The smallest device of the catalogue that does."""
     if plan.cards is None or plan.options.engine == "ullage":
         return
-    memory = plan.cards.smallest_bytes
+    memory, needed = plan.cards.smallest_bytes, plan.sizing.weights.bytes_per_rank + plan.kv_needed_bytes
     devices = [device for name in device_names() if (device := find_device(name)) is not None]
-    larger = sorted((d for d in devices if d.memory_bytes > memory and d.kind != "cpu"), key=lambda d: d.memory_bytes)
-    for device in larger:
+    enough = {d.memory_bytes: d for d in reversed(devices) if d.memory_bytes > max(memory, needed) and d.kind != "cpu"}
+    for size, device in sorted(enough.items()):
         changed = _try(plan, {"device": device.name, "memory": None})
         if changed is not None and changed.fits:
-            sentence = f"a larger device: {device.name}"
-            distance = math.log2(device.memory_bytes / memory)
-            yield Alternative({"device": device.name}, sentence, distance, changed.total_bytes)
+            yield Alternative({"device": device.name}, f"a larger device: {device.name}", math.log2(size / memory))
             return
-
-
-def _if_it_fits(
-    plan: DeploymentPlan, changes: dict[str, object], sentence: str, distance: float
-) -> Iterator[Alternative]:
-    changed = _try(plan, changes)
-    if changed is not None and changed.fits:
-        yield Alternative(changes, sentence, distance, changed.total_bytes)
 
 
 def _try(plan: DeploymentPlan, changes: dict[str, object]) -> DeploymentPlan | None:

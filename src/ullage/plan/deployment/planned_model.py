@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ullage.base.errors import ConfigError, ModelFileError
@@ -44,6 +44,8 @@ class PlannedModel:
     stored_bytes: int | None = None
     is_gguf: bool = False
     path: Path | None = None
+    weights: dict[Hashable, object] = field(default_factory=dict, compare=False, repr=False)
+    """Sizes that were worked out already, by what they depend on: a plan and its alternatives share them."""
 
     def spec(self) -> ModelSpec:
         """What Ullage's own engine would run.

@@ -32,7 +32,6 @@ class DeploymentPlan:
     :ivar concurrency: requests at once, over all copies
     :ivar kv_needed_bytes: keys and values of the requests that were asked for
     :ivar pool_bytes: what the rule leaves for keys and values; None: the device isn't known
-    :ivar kv: what such a pool holds, as the engine would say
     :ivar accounts: what the deployment takes of a device, in order
     :ivar kv_formulas: keys and values of one request, a line for each kind of layer
     :ivar reasons: why it doesn't fit; empty: it does
@@ -46,7 +45,6 @@ class DeploymentPlan:
     concurrency: int
     kv_needed_bytes: int
     pool_bytes: int | None
-    kv: KVMemory
     accounts: tuple[Account, ...]
     kv_formulas: tuple[str, ...]
     reasons: tuple[str, ...]
@@ -55,6 +53,10 @@ class DeploymentPlan:
     @property
     def fits(self) -> bool:
         return not self.reasons
+
+    def kv(self) -> KVMemory:
+        """What the pool holds, as the engine would say; without a device, a pool for the requests alone."""
+        return self.sizing.pool_figures(max(0, self.kv_needed_bytes if self.pool_bytes is None else self.pool_bytes))
 
     @property
     def total_bytes(self) -> int:
@@ -74,7 +76,7 @@ class DeploymentPlan:
         pool = self.pool_bytes or 0
         count = self.requests_per_copy if concurrency is None else -(-concurrency // self.options.data_parallel)
         longest = self.sizing.architecture.max_positions
-        return most(lambda tokens: self.sizing.demand(count, tokens) <= pool, max(longest, self.context))
+        return most(lambda tokens: self.sizing.demand(count, tokens) <= pool, longest)
 
 
 def plan_deployment(model: PlannedModel, options: PlanOptions | None = None) -> DeploymentPlan:
@@ -92,7 +94,6 @@ def plan_deployment(model: PlannedModel, options: PlanOptions | None = None) -> 
     per_copy = -(-concurrency // options.data_parallel)
     pool = _pool_bytes(sizing, options, memory)
     needed = sizing.demand(per_copy, context)
-    kv = sizing.pool_figures(max(0, needed if pool is None else pool))
     reasons = _reasons(sizing, options, memory, pool, needed, per_copy, context)
     return DeploymentPlan(
         model,
@@ -103,7 +104,6 @@ def plan_deployment(model: PlannedModel, options: PlanOptions | None = None) -> 
         concurrency,
         needed,
         pool,
-        kv,
         _accounts(sizing, options, memory, pool, needed, per_copy),
         kv_formulas(sizing, context),
         reasons,

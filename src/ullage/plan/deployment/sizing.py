@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import cast
 
 from ullage.base.errors import ConfigError
 from ullage.plan.architecture import Architecture
@@ -110,6 +111,13 @@ def _ranks(options: PlanOptions) -> Parallelism:
 
 
 def _weights(model: PlannedModel, options: PlanOptions) -> tuple[Architecture, Weights]:
+    key = (options.engine, options.weight_type, _ranks(options), options.prediction_layers > 0)
+    if key not in model.weights:
+        model.weights[key] = _work_out_weights(model, options)
+    return cast(tuple[Architecture, Weights], model.weights[key])
+
+
+def _work_out_weights(model: PlannedModel, options: PlanOptions) -> tuple[Architecture, Weights]:
     architecture, stored, name = model.architecture, model.stored_bytes, options.weight_type
     with_prediction = options.prediction_layers > 0
     parameters = num_parameters(architecture, with_prediction=with_prediction)

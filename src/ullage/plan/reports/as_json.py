@@ -63,7 +63,7 @@ def _weights(plan: DeploymentPlan) -> dict[str, object]:
 
 
 def _kv(plan: DeploymentPlan) -> dict[str, object]:
-    kv = plan.kv
+    kv = plan.kv()
     known = plan.pool_bytes is not None  # without a pool nothing can be said of what it holds
     return {
         "bytes_per_token_per_rank": kv.bytes_per_token,
