@@ -38,9 +38,21 @@ QUESTIONS = ("concurrency", "context", "devices")
     metavar="FILE",
     help="JSON with an engine's inputs: answer with the figures that it would print.",
 )
+@click.option(
+    "--against",
+    type=click.Path(path_type=Path),
+    metavar="LOGFILE",
+    help="Start-up log of vLLM, SGLang or llama.cpp: planned against actual, and why they differ.",
+)
 @click.option("--list", "names_only", is_flag=True, help="Name the models and devices of the catalogue.")
 def plan(
-    model: str | None, output: str, find: str | None, as_engine: Path | None, names_only: bool, **flags: object
+    model: str | None,
+    output: str,
+    find: str | None,
+    as_engine: Path | None,
+    against: Path | None,
+    names_only: bool,
+    **flags: object,
 ) -> int:
     """Say whether MODEL fits, and what limits it, before anything is downloaded or started.
 
@@ -52,6 +64,8 @@ def plan(
     options = load_settings(PlanOptions, flags=flags)
     if names_only:
         return _print_catalogue()
+    if against is not None:
+        return _print_comparison(model, against, options, output)
     if model is None:
         raise ConfigError("no model is named", hint="give a path or a name; see: ullage plan --list")
     planned = load_model(model)
@@ -82,6 +96,35 @@ def _print_engine_report(config: object, path: Path) -> int:
     report = as_engine(config, read_json_object(path, MAX_CONFIG_BYTES))
     _print_json({"engine_report": report, "implausible": report["implausible"], "reasons": report["reasons"]})
     return 0
+
+
+def _print_comparison(model: str | None, path: Path, options: PlanOptions, output: str) -> int:
+    """Exit code 1: something differs by more than 2 %."""
+    from dataclasses import asdict, replace
+
+    from ullage.plan.deployment import load_model
+    from ullage.plan.start_up_log import compare, read_log
+    from ullage.plan.start_up_log.reader import MAX_LOG_BYTES
+
+    _only(output, "table", "json")
+    try:
+        with path.open("rb") as file:
+            log = read_log(file.read(MAX_LOG_BYTES).decode("utf-8", "replace"))
+    except OSError as error:
+        raise ConfigError(f"{path}: can't be read: {error.strerror}") from None
+    name = model or log.model
+    if name is None:
+        raise ConfigError(f"{path} doesn't name the model", hint="name it: ullage plan MODEL --against LOGFILE")
+    if options.engine_version is not None:
+        log = replace(log, version=options.engine_version)
+    lines = compare(load_model(name).config, log)
+    if output == "json":
+        _print_json([{**asdict(line), "difference": line.difference} for line in lines])
+    else:
+        from ullage.cli.plan_tables import print_comparison
+
+        print_comparison(_console(), name, log, lines)
+    return 1 if any(line.cause and line.planned is not None for line in lines) else 0
 
 
 def _print_devices(model: PlannedModel, options: PlanOptions, output: str) -> int:

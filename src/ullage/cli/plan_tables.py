@@ -15,6 +15,7 @@ from ullage.plan.deployment.roofline import estimate_speed
 from ullage.plan.reports.documents import speed_sentence
 from ullage.plan.reports.engine_settings import ready_settings
 from ullage.plan.reports.verdict import verdict
+from ullage.plan.start_up_log import Comparison, StartUpLog
 
 COLOURS = {"weights": "blue", "KV cache": "green"}
 OTHER_COLOUR = "yellow"
@@ -115,3 +116,19 @@ def print_names(console: Console, models: tuple[str, ...], devices: tuple[str, .
     """What the catalogue has."""
     console.print(Text.assemble(("models: ", "bold"), ", ".join(models)), soft_wrap=True)
     console.print(Text.assemble(("devices: ", "bold"), ", ".join(devices)), soft_wrap=True)
+
+
+def print_comparison(console: Console, model: str, log: StartUpLog, lines: tuple[Comparison, ...]) -> None:
+    """Planned against actual, a line for each figure of the log."""
+    console.print(Text.assemble((model, "bold"), f" with {log.engine} {log.version or '(release not said)'}"))
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for title in ("figure", "planned", "actual", "difference", "likely cause"):
+        table.add_column(title, justify="left" if title in ("figure", "likely cause") else "right", overflow="fold")
+    for line in lines:
+        planned = (
+            "-" if line.planned is None else f"{line.planned:,.10g}" if line.planned > 1e4 else f"{line.planned:.4g}"
+        )
+        difference = "-" if line.difference is None else f"{line.difference:+.2%}"
+        actual = f"{line.actual:,.10g}"
+        table.add_row(line.name, planned, actual, difference, line.cause, style="yellow" if line.cause else "")
+    console.print(table)

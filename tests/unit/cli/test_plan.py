@@ -10,11 +10,11 @@ from tests.unit.plan.start_up_cases import CASES, cases
 from ullage.cli import main as cli
 
 LLAMA = str(CASES / "configs/llama31-8b-3090-20k.json")
-ISSUED = (
-    "--engine vllm --engine-version 0.11.0 --memory 23.58GiB --memory-utilization 0.9 --kv-memory 3.81GiB "
-    "--kv-dtype bf16 --block-size 16 --tensor-parallel 1 --pipeline-parallel 1 --max-model-len 20000 "
-    "--max-num-batched-tokens 8192"
-).split()
+ISSUED = [
+    *("--engine", "vllm", "--engine-version", "0.11.0", "--memory", "23.58GiB", "--memory-utilization", "0.9"),
+    *("--kv-memory", "3.81GiB", "--kv-dtype", "bf16", "--block-size", "16", "--tensor-parallel", "1"),
+    *("--pipeline-parallel", "1", "--max-model-len", "20000", "--max-num-batched-tokens", "8192"),
+]
 
 
 def answer(capsys, *arguments: str) -> tuple[int, dict]:
@@ -163,3 +163,16 @@ def test_a_folder_without_a_model_and_an_unknown_name_are_refused(capsys, tmp_pa
     assert cli.run(["plan", "lama-3.1-8b"]) == 2
     assert "did you mean" in capsys.readouterr().err
     assert cli.run(["plan"]) == 2
+
+
+def test_a_log_is_read_back(capsys, tmp_path):
+    log = tmp_path / "vllm.log"
+    lines = "vLLM API server version 0.11.0\nAvailable KV cache memory: 3.81 GiB\nGPU KV cache size: {} tokens\n"
+    log.write_text(lines.format("31,232"))
+    code, (line,) = answer(capsys, LLAMA, "--against", str(log))
+    assert (code, line["planned"], line["cause"]) == (0, 31200.0, "")
+    log.write_text(lines.format("62,464"))
+    assert cli.run(["plan", LLAMA, "--against", str(log)]) == 1
+    assert "fp8" in capsys.readouterr().out
+    assert cli.run(["plan", "--against", str(log)]) == 2
+    assert cli.run(["plan", LLAMA, "--against", str(tmp_path)]) == 2

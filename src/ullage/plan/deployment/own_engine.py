@@ -6,6 +6,7 @@ from ullage.base.errors import ConfigError
 from ullage.kernels import layout
 from ullage.kernels.layout import WeightType
 from ullage.models.layer_groups import layer_groups
+from ullage.models.spec import ModelSpec
 from ullage.plan.block_demand import BlockDemand
 from ullage.plan.deployment.engine_request import engine_request
 from ullage.plan.deployment.options import PlanOptions
@@ -52,30 +53,6 @@ def own_sizing(model: PlannedModel, options: PlanOptions, memory_bytes: int | No
         Account("runtime", RUNTIME_BYTES, "interpreter, libraries and tokenizer; measured at the start"),
     )
     context = request.max_model_len or spec.max_position
-
-    def figures(pool_bytes: int) -> KVMemory:
-        blocks = pool_bytes // block_bytes
-        return KVMemory(
-            bytes_per_token=block_bytes // block_size if demand.num_groups == 1 else None,
-            fixed_bytes_per_request=0 if demand.num_groups == 1 else None,
-            bytes_per_request=demand.num_blocks(context) * block_bytes,
-            groups=tuple(
-                GroupMemory(
-                    "full" if group.window is None else "sliding",
-                    len(group.layers),
-                    block_size,
-                    block_bytes // len(group.layers),
-                    group.window,
-                    BlockDemand(block_size, (group.window,), step).num_blocks(context),
-                )
-                for group in layer_groups(spec)
-            ),
-            memory_bytes=pool_bytes,
-            num_blocks=blocks,
-            capacity_tokens=blocks // demand.num_groups * block_size,
-            max_concurrency=blocks / demand.num_blocks(context),
-        )
-
     weights = planned["weights"]
     return Sizing(
         model.architecture,
@@ -84,7 +61,32 @@ def own_sizing(model: PlannedModel, options: PlanOptions, memory_bytes: int | No
         lambda requests, tokens: requests * demand.num_blocks(tokens) * block_bytes,
         fixed,
         0,
-        figures,
+        lambda pool: _pool_figures(spec, demand, block_bytes, context, pool),
+    )
+
+
+def _pool_figures(spec: ModelSpec, demand: BlockDemand, block_bytes: int, context: int, pool_bytes: int) -> KVMemory:
+    blocks, size, groups = pool_bytes // block_bytes, demand.block_size, layer_groups(spec)
+    single = demand.num_groups == 1
+    return KVMemory(
+        bytes_per_token=block_bytes // size if single else None,
+        fixed_bytes_per_request=0 if single else None,
+        bytes_per_request=demand.num_blocks(context) * block_bytes,
+        groups=tuple(
+            GroupMemory(
+                "full" if group.window is None else "sliding",
+                len(group.layers),
+                size,
+                block_bytes // len(group.layers),
+                group.window,
+                BlockDemand(size, (group.window,), demand.max_step_tokens).num_blocks(context),
+            )
+            for group in groups
+        ),
+        memory_bytes=pool_bytes,
+        num_blocks=blocks,
+        capacity_tokens=blocks // demand.num_groups * size,
+        max_concurrency=blocks / demand.num_blocks(context),
     )
 
 
