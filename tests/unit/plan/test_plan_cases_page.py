@@ -13,10 +13,10 @@ HEAD = """# What engines printed, and what the plan says
 
 Start-up logs that people published, each worked out by `ullage plan CONFIG --as-engine FILE` from the model's published
 configuration and the inputs in the log alone. *Exact*: whole numbers in the log decide, or its rounded sizes leave one
-answer only. *Rounded*: the size of the pool is known to two decimals. Where a pool's size was printed that way, a figure
-may differ by this rounding and no more; from the number of blocks, where that was printed too, it follows exactly.
-*Negative control*: the published figures can't be true together; the plan says so, and what the arithmetic gives instead.
-This page is generated, and tests check all of it.
+answer only. *Rounded*: the size of the pool is known to two decimals. Where a pool's size was printed that way, a
+figure may differ by this rounding and no more; from the number of blocks, where that was printed too, it follows
+exactly. *Negative control*: the published figures can't be true together; the plan says so, and what the arithmetic
+gives instead. This page is generated, and tests check all of it.
 
 | case | engine | kind | figure | printed | planned |
 |---|---|---|---|---:|---:|

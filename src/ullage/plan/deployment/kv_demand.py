@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from ullage.base.errors import ConfigError
 from ullage.plan.architecture import Architecture, AttentionCache
-from ullage.plan.as_engine import engine_report
+from ullage.plan.as_engine import ENGINES
+from ullage.plan.engines import llamacpp, sglang
 from ullage.plan.engines.request import GIB, EngineRequest
 from ullage.plan.engines.vllm_layout import layout_of
 
@@ -52,7 +53,7 @@ def _sglang(architecture: Architecture, request: EngineRequest) -> KVDemand:
         tokens = requests * context
         sliding = -(-tokens * int(SLIDING_SHARE * 10) // 10) if windows else None
         asked = replace(request, max_total_tokens=tokens, swa_tokens=sliding, mamba_slots=requests)
-        figures = engine_report(architecture, asked).figures
+        figures = sglang.report(architecture, asked).figures
         heads = (figures.get("k_gib") or 0) + (figures.get("v_gib") or 0)
         main = heads or figures.get("kv_gib") or 0
         total = main + sum(figures.get(name) or 0 for name in _POOLS_IN_GIB)
@@ -68,7 +69,7 @@ def _llamacpp(architecture: Architecture, request: EngineRequest) -> KVDemand:
 
     def demand(requests: int, context: int) -> int:
         asked = replace(request, n_ctx=requests * context, n_seq_max=requests)
-        figures = engine_report(architecture, asked).figures
+        figures = llamacpp.report(architecture, asked).figures
         return -(-round(sum(figures.get(name) or 0 for name in _BUFFERS_IN_MIB) * MIB) // devices)
 
     demand(1, 1)
@@ -76,7 +77,7 @@ def _llamacpp(architecture: Architecture, request: EngineRequest) -> KVDemand:
 
 
 def _plain(architecture: Architecture, request: EngineRequest) -> KVDemand:
-    figures = engine_report(architecture, replace(request, capacity_tokens=1)).figures
+    figures = ENGINES[request.engine_name](architecture, replace(request, capacity_tokens=1)).figures
     rate, block = int(figures["kv_bytes_per_token"] or 0), int(figures["block_tokens"] or 1)
     stages = request.pipeline_parallel_size
     return lambda requests, context: -(-requests * -(-context // block) * block * rate // stages)
