@@ -28,7 +28,7 @@ KV_TYPES: dict[str, tuple[str, ...]] = {
     "trtllm": ("fp8",),
     "lmdeploy": ("int8", "int4"),
     "llamacpp": ("q8_0", "q4_0"),
-    "ullage": (),
+    "ullage": ("int8",),
 }
 MOST_DEVICES = 64
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from ullage.base.errors import ConfigError
 from ullage.kernels import layout
-from ullage.kernels.layout import WeightType
+from ullage.kernels.layout import KVType
+from ullage.kernels.weight_formats import WEIGHT_TYPES, WeightType
 from ullage.models.layer_groups import layer_groups
 from ullage.models.spec import ModelSpec
 from ullage.plan.block_demand import BlockDemand
@@ -28,14 +29,14 @@ def own_sizing(model: PlannedModel, options: PlanOptions, memory_bytes: int | No
 
     :raises ModelFileError: a model that can't run here
     """
-    spec = model.spec()
+    spec, stored_types = model.runnable()
     block_size = options.block_size or DEFAULT_BLOCK
-    _check(options)
+    kv_type = _kv_type(options)
     layout.check_runnable(spec, block_size)
     weight_type = _weight_type(options)
     request = engine_request(model.architecture, options, memory_bytes)
     step = request.max_num_batched_tokens or 1
-    block_bytes = layout.kv_block_bytes(spec, block_size)
+    block_bytes = layout.kv_block_bytes(spec, block_size, kv_type)
     demand = BlockDemand(block_size, tuple(group.window for group in layer_groups(spec)), step)
     sequences = max(MAX_NUM_SEQS, options.concurrency or 1)
     planned = layout.native_memory(
@@ -44,6 +45,8 @@ def own_sizing(model: PlannedModel, options: PlanOptions, memory_bytes: int | No
         block_size,
         sequences,
         weight_type=weight_type,
+        stored_types=stored_types,
+        kv_type=kv_type,
         max_num_batched_tokens=step,
         num_threads=num_cores(),
     )
@@ -90,19 +93,24 @@ def _pool_figures(spec: ModelSpec, demand: BlockDemand, block_bytes: int, contex
     )
 
 
-def _check(options: PlanOptions) -> None:
+def _kv_type(options: PlanOptions) -> KVType:
     if options.num_devices > 1:
         raise ConfigError("Ullage's own engine runs on one device", hint="leave the parallel sizes at 1")
-    if options.kv_dtype not in (None, "bf16"):
-        raise ConfigError(f"Ullage's own engine keeps keys and values in bf16, not in {options.kv_dtype}")
+    name = options.kv_dtype or "bf16"
+    for known in layout.KV_TYPES:
+        if name == known:
+            return known
+    raise ConfigError(
+        f"Ullage's own engine doesn't keep keys and values in {name}", hint="it has " + ", ".join(layout.KV_TYPES)
+    )
 
 
 def _weight_type(options: PlanOptions) -> WeightType:
-    name = options.weight_type or "bf16"
-    for known in layout.WEIGHT_TYPES:
+    name = options.weight_type or "file"
+    for known in WEIGHT_TYPES:
         if name == known:
             return known
     raise ConfigError(
         f"weight_type is {name!r}, which Ullage's own engine doesn't have",
-        hint="it has " + ", ".join(layout.WEIGHT_TYPES),
+        hint="it has " + ", ".join(WEIGHT_TYPES),
     )

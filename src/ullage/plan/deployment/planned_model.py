@@ -13,7 +13,7 @@ from ullage.models.fields import parse_json_object, read_json_object
 from ullage.models.gguf_header import MAGIC, read_header
 from ullage.models.mapped_file import MappedFile
 from ullage.models.safetensors_file import open_shards
-from ullage.models.spec import ModelSpec
+from ullage.models.spec import ModelSpec, expected_tensors
 from ullage.models.store import find_model as find_stored
 from ullage.plan.architecture import Architecture, architecture_of
 from ullage.plan.catalogue import find_model as find_catalogued
@@ -47,22 +47,24 @@ class PlannedModel:
     weights: dict[Hashable, object] = field(default_factory=dict, compare=False, repr=False)
     """Sizes that were worked out already, by what they depend on: a plan and its alternatives share them."""
 
-    def spec(self) -> ModelSpec:
-        """What Ullage's own engine would run.
+    def runnable(self) -> tuple[ModelSpec, Mapping[str, str]]:
+        """What Ullage's own engine would run, and the type of each tensor by its canonical name.
 
         :raises ModelFileError: a model that it can't run
         """
         if self.is_gguf and self.path is not None:
+            from ullage.kernels.layout import tensor_types
             from ullage.models.open_model import open_model
 
             model = open_model(self.path)
             try:
-                return model.spec
+                return model.spec, tensor_types(model)
             finally:
                 model.close()
         from ullage.models.hf_config import spec_from_config
 
-        return spec_from_config(self.path or Path(self.name), dict(self.config), self.name)
+        spec = spec_from_config(self.path or Path(self.name), dict(self.config), self.name)
+        return spec, dict.fromkeys(expected_tensors(spec), "BF16")
 
 
 def load_model(name: str) -> PlannedModel:
