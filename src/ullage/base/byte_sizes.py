@@ -22,9 +22,10 @@ _UNITS = {
 _SIZE = re.compile(r"(\d{1,20}(?:\.\d{1,20})?)\s*([a-z]*)", re.IGNORECASE | re.ASCII)
 
 
-def parse_bytes(text: str) -> int:
+def parse_bytes(text: str, *, round_down: bool = False) -> int:
     """``64MiB``, ``1.5 GiB``, ``2GB`` or a plain number of bytes.
 
+    :param round_down: drop a part of a byte, for figures that others printed with two decimals, like ``23.58GiB``
     :raises ConfigError: not a size, an unknown or ambiguous unit, or not a whole number of bytes
     """
     match = _SIZE.fullmatch(text.strip())
@@ -39,7 +40,7 @@ def parse_bytes(text: str) -> int:
             hint=f"write {number}{first}iB for powers of 1024 or {number}{first}B for powers of 1000",
         )
     size = Fraction(number) * scale
-    if size.denominator != 1:
+    if size.denominator != 1 and not round_down:
         raise ConfigError(f"{text!r} is not a whole number of bytes", hint="use a smaller unit")
     return int(size)
 

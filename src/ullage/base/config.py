@@ -81,8 +81,8 @@ def settings_of(cls: type) -> dict[str, SettingInfo]:
 
 
 def _describe(f: Field[Any], hint: Any) -> SettingInfo:
-    if isinstance(hint, types.UnionType):  # ``int | None``: None is only ever the default
-        (hint,) = (arg for arg in hint.__args__ if arg is not type(None))
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):  # ``int | None``: None is only ever the default
+        (hint,) = (arg for arg in typing.get_args(hint) if arg is not type(None))
     is_choice = typing.get_origin(hint) is Literal
     assert f.default is not MISSING, f"{f.name} needs a default"
     return SettingInfo(

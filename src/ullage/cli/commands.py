@@ -14,6 +14,7 @@ from ullage import __version__
 COMMANDS = {
     "pull": ("ullage.cli.store:pull", "Fetch a demo model into the model store."),
     "list": ("ullage.cli.store:list_", "List the models in the store, and those that can be pulled."),
+    "plan": ("ullage.cli.plan:plan", "Say whether a model fits a device, and what limits it."),
     "serve": ("ullage.cli.serve:serve", "Serve a model over HTTP with the OpenAI API."),
     "chat": ("ullage.cli.generate:chat", "Talk with a model in this terminal."),
     "generate": ("ullage.cli.generate:generate", "Continue a text and print it as it is made."),
