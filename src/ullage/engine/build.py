@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ullage.base.config import setting
 from ullage.base.errors import ConfigError, ModelFileError
@@ -265,15 +265,17 @@ def _build_runner(model: ModelFile, ledger: MemoryLedger, plan: Plan, request: P
         )
     from ullage.engine.native_runner import NativeRunner
 
-    return NativeRunner(
-        model,
-        ledger,
-        num_blocks=plan.num_blocks,
-        block_size=plan.block_size,
-        max_num_batched_tokens=request.max_num_batched_tokens,
-        max_num_seqs=request.max_num_seqs,
-        weight_type=request.weight_type,
-        kv_type=request.kv_type,
-        num_threads=request.num_threads,
-        isa=None if isa == "auto" else isa,
-    )
+    return NativeRunner(model, ledger, isa=None if isa == "auto" else isa, **native_arguments(plan, request))
+
+
+def native_arguments(plan: Plan, request: PlanRequest) -> dict[str, Any]:
+    """What a ``NativeRunner`` is told of its plan."""
+    return {
+        "num_blocks": plan.num_blocks,
+        "block_size": plan.block_size,
+        "max_num_batched_tokens": request.max_num_batched_tokens,
+        "max_num_seqs": request.max_num_seqs,
+        "weight_type": request.weight_type,
+        "kv_type": request.kv_type,
+        "num_threads": request.num_threads,
+    }

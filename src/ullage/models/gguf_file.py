@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -77,22 +77,23 @@ class GGUFFile:
         return self._unpermuted(values) if self._is_permuted(name) else values
 
     def read_rows(self, name: str, first: int, count: int) -> NDArray[np.float32]:
-        if not self._is_permuted(name):
-            return self._read(self._names[name], first, count)
-        head_size = self.spec.head_size  # rows change places within their head: read whole heads
-        start, end = first // head_size * head_size, -(-(first + count) // head_size) * head_size
-        rows = self._unpermuted(self._read(self._names[name], start, end - start))
-        return rows[first - start : first - start + count]
+        return self._canonical_rows(name, first, count, lambda start, num: self._read(self._names[name], start, num))
 
     def stored_type(self, name: str) -> str:
         return self._tensors[self._names[name]].type.name
 
     def read_stored_rows(self, name: str, first: int, count: int) -> NDArray[np.uint8]:
+        return self._canonical_rows(name, first, count, lambda start, num: self._read_stored(name, start, num))
+
+    def _canonical_rows(
+        self, name: str, first: int, count: int, read: Callable[[int, int], NDArray[Value]]
+    ) -> NDArray[Value]:
+        """Rows in canonical order, out of what ``read`` (first row, number of rows) has in the file's."""
         if not self._is_permuted(name):
-            return self._read_stored(name, first, count)
-        head_size = self.spec.head_size
+            return read(first, count)
+        head_size = self.spec.head_size  # rows change places within their head: read whole heads
         start, end = first // head_size * head_size, -(-(first + count) // head_size) * head_size
-        rows = _unpermute(self._read_stored(name, start, end - start), (end - start) // head_size)
+        rows = self._unpermuted(read(start, end - start))
         return rows[first - start : first - start + count]
 
     def _read_stored(self, name: str, first: int, count: int) -> NDArray[np.uint8]:
@@ -105,7 +106,7 @@ class GGUFFile:
     def _is_permuted(self, name: str) -> bool:
         return self.spec.architecture == "llama" and name.rpartition(".")[2] in ("q", "k", "q_bias", "k_bias")
 
-    def _unpermuted(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
+    def _unpermuted(self, rows: NDArray[Value]) -> NDArray[Value]:
         return _unpermute(rows, len(rows) // self.spec.head_size)
 
     def stored_bytes(self) -> int:

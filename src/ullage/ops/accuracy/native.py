@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ullage.engine.build import EngineOptions, make_plan_request, plan_engine
+from ullage.engine.build import EngineOptions, make_plan_request, native_arguments, plan_engine
 from ullage.engine.native_runner import NativeRunner
 from ullage.kernels.reference import Floats
 from ullage.models.layer_groups import layer_groups
@@ -102,13 +102,7 @@ def native_logits(
         ledger,
         pieces,
         formats,
-        num_blocks=plan.num_blocks,
-        block_size=plan.block_size,
-        max_num_batched_tokens=request.max_num_batched_tokens,
-        max_num_seqs=request.max_num_seqs,
-        weight_type=request.weight_type,
-        kv_type=request.kv_type,
-        num_threads=request.num_threads,
+        **native_arguments(plan, request),
     )
     ledger.check_complete()
     return runner
