@@ -9,7 +9,12 @@
     │   ├── ContextLengthError        prompt + output exceed the model's context
     │   ├── KVCapacityError           the request can never fit in the KV pool
     │   ├── ModelNotFoundError        the request names a model that isn't served
+    │   ├── AuthenticationError       no API key, or one that isn't valid
+    │   ├── PermissionDeniedError     a valid key that may not do this
     │   ├── QueueFullError            no room to wait in; try again later
+    │   ├── RateLimitError            the tenant's allowance is used up for now
+    │   ├── QuotaExceededError        the tenant's quota is used up for the day or month
+    │   ├── DeadlineError             the request took longer than it may
     │   ├── UnknownPathError          HTTP: nothing lives at this address
     │   ├── MethodNotAllowedError     HTTP: something does, but not for this method
     │   ├── BodyTooLargeError         HTTP: the body exceeds the server's limit
@@ -88,6 +93,33 @@ class QueueFullError(RequestError):
     def __init__(self, message: str, *, retry_after_seconds: float) -> None:
         super().__init__(message)
         self.retry_after_seconds = retry_after_seconds
+
+
+class AuthenticationError(RequestError):
+    """There is no API key with the request, or it isn't a valid one."""
+
+
+class PermissionDeniedError(RequestError):
+    """The API key is valid, but may not do this."""
+
+
+class RateLimitError(RequestError):
+    """The allowance of requests or tokens a minute, or of requests at once, is used up.
+
+    :param retry_after_seconds: when there is room for this request again
+    """
+
+    def __init__(self, message: str, *, retry_after_seconds: float) -> None:
+        super().__init__(message)
+        self.retry_after_seconds = retry_after_seconds
+
+
+class QuotaExceededError(RequestError):
+    """The quota of a day or a month is used up: a retry within minutes can't help."""
+
+
+class DeadlineError(RequestError):
+    """The request, its time in the queue included, took longer than it may."""
 
 
 class UnknownPathError(RequestError):

@@ -22,6 +22,13 @@ class GenerationRequest:
     sampling: SamplingParams
     cache_salt: str = ""
     """Requests share cached prefixes only when their salts are equal."""
+    tenant: str = ""
+    """Who pays: tenants share the engine fairly, by ``weight``."""
+    weight: float = 1.0
+    priority: int = 0
+    """Class of urgency: a lower number goes first, whoever's it is."""
+    timeout_seconds: float | None = None
+    """From acceptance to the last output, the time in the queue included; None: no limit."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ullage.base.errors import InvalidRequestError
+from ullage.engine.constraint import Constraint
 
 MAX_STOP_TEXTS = 16
 MAX_STOP_LENGTH = 1024
@@ -52,6 +53,8 @@ class SamplingParams:
     """Go on after an end-of-sequence token."""
     min_tokens: int = 0
     """So many new tokens come before one may end the output: end of sequence, stop token or stop text."""
+    constraint: Constraint | None = None
+    """What the whole output must match."""
 
     def __post_init__(self) -> None:
         _check_number("max_tokens", self.max_tokens, 1, math.inf, whole=True)

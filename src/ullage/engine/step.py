@@ -37,6 +37,9 @@ class ScheduledRequest:
     """How many of ``history`` are the prompt."""
     banned_token_ids: Sequence[int] = ()
     """Tokens that must not be chosen now (end of sequence before ``min_tokens``)."""
+    token_mask: bytes | None = None
+    """The tokens that a constraint allows now, one bit each, the lowest bit of the first byte is token 0, rounded up to
+    whole 32-bit words; None: all."""
 
 
 @dataclass(frozen=True, slots=True)

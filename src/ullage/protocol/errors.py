@@ -12,15 +12,20 @@ from dataclasses import dataclass, field
 from typing import TypedDict
 
 from ullage.base.errors import (
+    AuthenticationError,
     BodyTimeoutError,
     BodyTooLargeError,
     ContextLengthError,
+    DeadlineError,
     EngineError,
     InvalidRequestError,
     KVCapacityError,
     MethodNotAllowedError,
     ModelNotFoundError,
+    PermissionDeniedError,
     QueueFullError,
+    QuotaExceededError,
+    RateLimitError,
     RequestError,
     ServerStoppingError,
     UllageError,
@@ -44,6 +49,8 @@ ERROR_TABLE: Mapping[type[Exception], ErrorRow] = {
     InvalidRequestError: ErrorRow(400, "invalid_request_error", None, never_retry=True),
     ContextLengthError: ErrorRow(400, "invalid_request_error", "context_length_exceeded", never_retry=True),
     KVCapacityError: ErrorRow(400, "invalid_request_error", "kv_capacity_exceeded", never_retry=True),
+    AuthenticationError: ErrorRow(401, "invalid_request_error", "invalid_api_key", never_retry=True),
+    PermissionDeniedError: ErrorRow(403, "invalid_request_error", "permission_denied", never_retry=True),
     ModelNotFoundError: ErrorRow(404, "invalid_request_error", "model_not_found", never_retry=True),
     UnknownPathError: ErrorRow(404, "invalid_request_error", "unknown_url", never_retry=True),
     MethodNotAllowedError: ErrorRow(405, "invalid_request_error", "method_not_allowed", never_retry=True),
@@ -51,6 +58,9 @@ ERROR_TABLE: Mapping[type[Exception], ErrorRow] = {
     BodyTooLargeError: ErrorRow(413, "invalid_request_error", "request_too_large", never_retry=True),
     RequestError: ErrorRow(400, "invalid_request_error", None, never_retry=True),
     QueueFullError: ErrorRow(429, "requests", "queue_full"),
+    RateLimitError: ErrorRow(429, "requests", "rate_limit_exceeded"),
+    QuotaExceededError: ErrorRow(429, "insufficient_quota", "insufficient_quota", never_retry=True),
+    DeadlineError: ErrorRow(504, "server_error", "deadline_exceeded", never_retry=True),
     ServerStoppingError: ErrorRow(503, "server_error", "server_stopping"),
     EngineError: ErrorRow(503, "server_error", "engine_failed"),
     UllageError: ErrorRow(500, "server_error", None),
@@ -106,7 +116,7 @@ def error_reply(error: Exception) -> ErrorReply:
 
 def _headers(row: ErrorRow, error: Exception) -> dict[str, str]:
     headers = {"x-should-retry": "false"} if row.never_retry else {}
-    if isinstance(error, QueueFullError | ServerStoppingError):
+    if isinstance(error, QueueFullError | RateLimitError | ServerStoppingError):
         # The HTTP header counts whole seconds; OpenAI's clients read the finer one first.
         seconds = min(max(SHORTEST_RETRY_SECONDS, error.retry_after_seconds), LONGEST_RETRY_SECONDS)
         headers["retry-after"] = str(math.ceil(seconds))
