@@ -91,7 +91,7 @@ def _lighter(
         smaller = replace(request, max_num_batched_tokens=steps)
         distance = math.log2(request.max_num_batched_tokens / steps)
         yield {"max_num_batched_tokens": str(steps)}, smaller, distance
-    with_int8 = [({}, request, 0.0)]
+    with_int8: list[tuple[dict[str, str], PlanRequest, float]] = [({}, request, 0.0)]
     if request.kv_type == "bf16":
         with_int8.append(({"kv_cache_dtype": "int8"}, replace(request, kv_type="int8"), 1.0))
         yield with_int8[-1]

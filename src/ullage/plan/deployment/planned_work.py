@@ -60,7 +60,8 @@ def work_of(model: PlannedModel, sizing: Sizing, options: PlanOptions, cards: Ca
         raise ConfigError(f"no request of the workload fits into max_model_len {context}", hint="raise it")
     demand = running_demand(served, lambda tokens: sizing.demand(1, tokens))
     system = _System(served, demand, roofline_of(model, sizing, options, cards), options.data_parallel)
-    rate, reasons = workload.arrivals_per_second, ()
+    rate = workload.arrivals_per_second
+    reasons: tuple[str, ...] = ()
     concurrency = options.concurrency
     if rate is not None:
         rate *= 1 - workload.share_beyond(context)
