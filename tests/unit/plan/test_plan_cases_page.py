@@ -20,7 +20,7 @@ exactly. *Negative control*: the published figures can't be true together; the p
 gives instead. This page is generated, and tests check all of it.
 
 Beside it stands what two calculators say of the same inputs: [kvfit](https://github.com/teilomillet/kvfit)
-{kvfit_version} and [hf-mem](https://github.com/alvarobartt/hf-mem) {hf_version}, each asked for the bytes of one request;
+{kvfit_version} and [hf-mem](https://github.com/alvarobartt/hf-mem) {hf_version}, each asked for the bytes of a request;
 the figure is what follows from them (the pool over that many bytes). They don't claim to know an engine's blocks and
 groups. Of the {asked} figures below that can be had from such bytes, `ullage plan` has {ours} as printed, kvfit
 {kvfit}, hf-mem {hf}. *no*: it refuses the model, or these keys and values.
