@@ -87,7 +87,7 @@ def test_a_short_prompt_gets_past_a_long_one():
 def test_three_long_prompts_share_a_step_and_leave_nothing_of_it():
     scheduler = make_scheduler()
     for request_id in range(3):
-        add(scheduler, request_id, 100)
+        add(scheduler, request_id, 100, max_tokens=10)
     assert run_step(scheduler) == [(0, 0, 10), (1, 0, 5), (2, 0, 5)]
 
 
@@ -95,7 +95,7 @@ def test_three_long_prompts_share_a_step_and_leave_nothing_of_it():
 def test_a_long_prompt_runs_at_full_speed_beside_those_that_can_not_be_admitted(num_waiting):
     scheduler = make_scheduler(num_blocks=30)
     for request_id in range(1 + num_waiting):
-        add(scheduler, request_id, 100)
+        add(scheduler, request_id, 100, max_tokens=10)
     assert [run_step(scheduler) for _ in range(5)] == [[(0, start, 20)] for start in range(0, 100, 20)]
 
 
@@ -110,7 +110,10 @@ def test_no_more_than_max_num_seqs_run_first_come_first_served():
 
 def test_the_newest_is_preempted_and_keeps_its_output():
     scheduler = make_scheduler(num_blocks=5)
-    old, new = add(scheduler, 0, 7), add(scheduler, 1, 7)
+    old, new = (add(scheduler, request_id, 7, max_tokens=2) for request_id in range(2))  # two blocks each, so it seems
+    for request in (old, new):
+        request.sampling = SamplingParams(max_tokens=10)
+        request.num_expected_tokens = 8
     assert run_step(scheduler) == [(0, 0, 7), (1, 0, 7)]
     assert run_step(scheduler) == [(0, 7, 1), (1, 7, 1)]
     assert new.block_tables  # four blocks are full, one is free; the old one takes it, the new one gets none
@@ -126,9 +129,9 @@ def test_the_newest_is_preempted_and_keeps_its_output():
 
 def test_admission_leaves_a_block_for_each_running_request_to_grow():
     scheduler = make_scheduler(num_blocks=5)
-    add(scheduler, 0, 8)
+    add(scheduler, 0, 8, max_tokens=4)
     run_step(scheduler)
-    add(scheduler, 1, 8)  # needs two blocks, and two are free
+    add(scheduler, 1, 8, max_tokens=4)  # needs two blocks, and two are free
     assert run_step(scheduler) == [(0, 8, 1)]
     assert scheduler.kv_cache.pool.num_free == 2
     scheduler.abort(0)
