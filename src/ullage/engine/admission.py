@@ -1,8 +1,9 @@
 """Who may wait: decided at the door, on the event loop, from counts that are exact there.
 
-A request is *waiting* from the moment it is accepted until the engine says that it started, *in work* until it ended. The
-bounds hold once there are as many in work as seats (``max_num_seqs``): before that nobody has to wait for a seat. Nothing
-is asked of the engine's thread or process, so a decision takes microseconds, and no two can both take the last place.
+A request is *waiting* from the moment it is accepted until the engine says that it started, *in work* until it ended.
+The bounds hold once there are as many in work as seats (``max_num_seqs``): before that nobody has to wait for a seat.
+Nothing is asked of the engine's thread or process, so a decision takes microseconds, and no two can both take the last
+place.
 
 **Retry-After** is how long it took lately until so many requests ended as must end now: the last ``NUM_ENDS`` ends are
 remembered, and the time since the last one counts too. So it grows while nothing ends.

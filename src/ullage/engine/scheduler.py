@@ -42,7 +42,7 @@ AbortReason = Literal["client", "deadline", "shutdown"]
 
 MAX_TIMES_PASSED = 16
 """So many requests may start before one that was first and too large for the blocks there were. Then none does: blocks
-that become free are kept until it starts. Small ones use the room meanwhile, and the large one isn't starved by them."""
+that become free are kept until it starts. So small ones use the room meanwhile, and don't starve the large one."""
 LOOK_AHEAD = 4
 """Waiting requests that are tried in one step when the first doesn't fit: each is looked up in the prefix cache."""
 KEPT_FOR_OTHERS = 8
@@ -218,7 +218,7 @@ class Scheduler:
         return outputs
 
     def _make_room_for(self, request: Request) -> bool:
-        """Preempts the least senior until the request has the block it needs; False when that was the request itself."""
+        """Preempts the least senior until the request has the block it needs; False: that was the request itself."""
         while self.kv_cache.extend(request) is None:
             last = self.running.pop()
             assert not last.is_protected, "a request was to give up blocks that it was promised"
