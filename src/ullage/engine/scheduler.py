@@ -9,7 +9,8 @@ begin elsewhere. In one step, of as many tokens as ``step_budget.py`` allows:
    of them that can use it. A request that needs a block when none is free takes those of the least senior, which goes
    back to the queue and is computed again later, its output kept.
 2. Waiting requests start in the order of ``waiting_queue.py``, when there are blocks for all tokens that they have and
-   for what they and the running ones are expected to become (``output_lengths.py``). Not in a step that preempted.
+   for what they and the running ones are expected to become (``output_lengths.py``, ``block_forecast.py``). Not in a
+   step that preempted.
 
 **Everyone ends.** A request that was preempted ``max_preemptions`` times is *protected*: it starts again only when it
 can be promised all blocks that it may ever hold (``kv_cache.py``), so it is never preempted again. With 0, the policy
@@ -29,6 +30,7 @@ from operator import attrgetter
 from typing import Literal
 
 from ullage.base.errors import ConfigError, DeadlineError, EngineError
+from ullage.engine.block_forecast import most_blocks
 from ullage.engine.client import RequestTimes
 from ullage.engine.deadlines import Deadlines
 from ullage.engine.kv_cache import KVCacheManager
@@ -128,6 +130,8 @@ class Scheduler:
         self.counters = SchedulerCounters()
         self.output_lengths = OutputLengths()
         self.step_budget = StepBudget(config.target_itl_ms / 1000, config.max_num_batched_tokens)
+        self._is_blocked = False
+        """Nobody who waits could start, and nothing has changed that since."""
         self._deadlines = Deadlines(self.requests)
         self._clock = clock
 
@@ -138,6 +142,7 @@ class Scheduler:
         request.is_protected = self.config.max_preemptions == 0
         self.requests[request.request_id] = request
         self.waiting.add(request)
+        self._is_blocked = False
         self._deadlines.add(request)
 
     def abort(self, request_id: int, reason: AbortReason = "client") -> RequestTimes | None:
@@ -227,6 +232,7 @@ class Scheduler:
             last.num_preemptions += 1
             last.is_protected = last.num_preemptions >= self.config.max_preemptions
             self.waiting.put_back(last)
+            self._is_blocked = False
             self.counters.num_preemptions += 1
             if last is request:
                 return False
@@ -238,7 +244,7 @@ class Scheduler:
         One that is too large for the blocks there are lets others pass, ``MAX_TIMES_PASSED`` at most. As its tenant's
         counter stands still meanwhile and those of the others grow, it stays the first of its class.
         """
-        if len(self.running) >= self.config.max_num_seqs:
+        if len(self.running) >= self.config.max_num_seqs or self._is_blocked:
             return None
         too_large: list[Request] = []
         for request in self.waiting:
@@ -252,6 +258,7 @@ class Scheduler:
             too_large.append(request)
             if too_large[0].num_times_passed >= MAX_TIMES_PASSED or len(too_large) == LOOK_AHEAD:
                 break
+        self._is_blocked = bool(too_large)
         return None
 
     def _num_kept_from(self, request: Request) -> int:
@@ -263,10 +270,18 @@ class Scheduler:
         return 0 if tenant.num_running + 1 <= max(1.0, share) else -(-self.config.max_num_seqs // KEPT_FOR_OTHERS)
 
     def _start(self, request: Request, keep_free: int) -> bool:
-        """False: there aren't blocks enough for what it and those that run should become."""
-        keep_free += sum(max(0, self._num_blocks_for(other) - other.num_held_blocks) for other in self.running)
+        """False: there aren't blocks enough for what it and those that run are expected to become."""
+        demand = self.kv_cache.config.demand
+        growing = [other for other in self.running if not other.is_protected]  # the KV cache keeps the others' promises
+        expected = [self._expect(other) for other in growing]
+        num_held = sum(other.num_held_blocks for other in growing)
+        if request.is_protected:
+            num_blocks = demand.num_blocks(request.num_prompt_tokens + request.sampling.max_tokens)
+            keep_free += max(0, most_blocks(demand, expected) - num_held)
+        else:
+            num_blocks = most_blocks(demand, [*expected, self._expect(request)]) - num_held
         num_cached_tokens = self.kv_cache.admit(
-            request, num_blocks=self._num_blocks_for(request), promised=request.is_protected, keep_free=keep_free
+            request, num_blocks=num_blocks, promised=request.is_protected, keep_free=keep_free
         )
         if num_cached_tokens is None:
             return False
@@ -280,18 +295,12 @@ class Scheduler:
         insort(self.running, request, key=attrgetter("seniority"))
         return True
 
-    def _num_blocks_for(self, request: Request) -> int:
-        """Blocks to be kept for a request: all it may ever hold when they are promised, else those it is expected to.
-        Those promised to one that runs are kept by the KV cache.
-        """
-        max_tokens = request.sampling.max_tokens
-        if request.is_protected:
-            running = request.status is RequestStatus.RUNNING
-            return 0 if running else self.kv_cache.config.demand.num_blocks(request.num_prompt_tokens + max_tokens)
+    def _expect(self, request: Request) -> tuple[int, int]:
+        """(tokens that it is expected to get still, those it has)"""
         if request.num_tokens >= request.num_expected_tokens:
-            num_output_tokens = self.output_lengths.expect(max_tokens, request.num_output_tokens)
+            num_output_tokens = self.output_lengths.expect(request.sampling.max_tokens, request.num_output_tokens)
             request.num_expected_tokens = request.num_prompt_tokens + num_output_tokens
-        return self.kv_cache.config.demand.num_blocks(request.num_expected_tokens)
+        return request.num_expected_tokens - request.num_tokens, request.num_tokens
 
     def _append(self, request: Request, token: SampledToken) -> TokenOutput:
         assert token.request_id == request.request_id, "the runner answered in another order"
@@ -308,6 +317,7 @@ class Scheduler:
 
     def _finish(self, request: Request) -> RequestTimes:
         del self.requests[request.request_id]
+        self._is_blocked = False
         if request.status is RequestStatus.RUNNING:
             self.running.remove(request)
             self.kv_cache.free(request)

@@ -102,6 +102,7 @@ class ClosedLoop:
     num_clients: int
     num_prompt_tokens: int = 64
     num_new_tokens: int = 64
+    """Half as many to half as many more."""
     num_tokens: int = 0
     """Generated within the time that counts."""
     ended: list[Ended] = field(default_factory=list)
@@ -125,7 +126,8 @@ async def run_tenants(
     async def client(loop: ClosedLoop) -> None:
         while True:
             prompt = tuple(draw.randrange(vocab_size) for _ in range(loop.num_prompt_tokens))
-            sampling = SamplingParams(max_tokens=loop.num_new_tokens, ignore_eos=True, seed=draw.randrange(2**32))
+            num_new = draw.randint(loop.num_new_tokens // 2, loop.num_new_tokens * 3 // 2)  # or all keep in step
+            sampling = SamplingParams(max_tokens=num_new, ignore_eos=True, seed=draw.randrange(2**32))
             began_counted = counting
             request = GenerationRequest(prompt, sampling, tenant=loop.tenant)
             last = None
