@@ -3,7 +3,7 @@
 They don't all need their most at one time: when one ends, those that had less to go ended before it. So with requests
 sorted by what they have to go, the longest first, the most is found at one of the ends::
 
-    the i-th ends when each of the first i has grown by remaining(i): sum over j <= i of blocks(tokens(j) + remaining(i))
+    when the i-th ends, each of the first i has grown by to_go(i): sum over j <= i of blocks(tokens(j) + to_go(i))
 
 Source: the future required memory of the Past-Future scheduler (Gong et al. 2025, arXiv:2507.10150).
 """

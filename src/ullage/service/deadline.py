@@ -1,8 +1,8 @@
 """How long a request may take, its time in the queue included.
 
-The rule: the server's ``request_timeout_seconds``, the body's ``request_timeout`` and the header ``x-request-timeout`` are
-all in seconds, and the shortest of those given holds. So a client may ask for less than the server allows, not for more,
-and a proxy may set the header without knowing the body. What is no positive number is refused, not ignored.
+The rule: the server's ``request_timeout_seconds``, the body's ``request_timeout`` and the header ``x-request-timeout``
+are all in seconds, and the shortest of those given holds. So a client may ask for less than the server allows, not for
+more, and a proxy may set the header without knowing the body. What is no positive number is refused, not ignored.
 """
 
 from __future__ import annotations
