@@ -262,12 +262,16 @@ class Scheduler:
         return None
 
     def _num_kept_from(self, request: Request) -> int:
-        """Seats that this request must leave to other tenants: none, unless its own has its share of them."""
-        if request.num_preemptions:
-            return 0
+        """Seats that this request must leave to other tenants: none, unless its own has its share of them.
+
+        Even then none when its tenant is behind in tokens, by more than a step: tokens are what is shared fairly.
+        """
         tenant = self.waiting.tenant_of(request)
         share = self.waiting.share_of(tenant) * self.config.max_num_seqs
-        return 0 if tenant.num_running + 1 <= max(1.0, share) else -(-self.config.max_num_seqs // KEPT_FOR_OTHERS)
+        if request.num_preemptions or tenant.num_running + 1 <= max(1.0, share):
+            return 0
+        is_behind = self.waiting.lead_of(tenant) < -self.config.max_num_batched_tokens
+        return 0 if is_behind else -(-self.config.max_num_seqs // KEPT_FOR_OTHERS)
 
     def _start(self, request: Request, keep_free: int) -> bool:
         """False: there aren't blocks enough for what it and those that run are expected to become."""

@@ -111,13 +111,19 @@ class WaitingQueue:
 
     def share_of(self, tenant: Tenant) -> float:
         """What is due to a tenant with requests: its weight's part of all that are present, from 0 to 1."""
-        total = sum(other.weight for other in self._tenants.values())
+        return tenant.weight / sum(other.weight for other in self._present())
+
+    def lead_of(self, tenant: Tenant) -> float:
+        """How much more service a tenant had than the one that had least of the others present; may be negative."""
+        return tenant.counter - min((other.counter for other in self._present() if other is not tenant), default=0.0)
+
+    def _present(self) -> Iterator[Tenant]:
+        yield from self._tenants.values()
         earliest = self._clock() - PRESENT_SECONDS
         for other in reversed(self._idle.values()):
             if other.idle_since < earliest:
-                break
-            total += other.weight
-        return tenant.weight / total
+                return
+            yield other
 
     def add(self, request: Request) -> None:
         """Takes in a request that is new."""

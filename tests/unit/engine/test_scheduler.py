@@ -214,7 +214,7 @@ def test_counters():
 
 def test_a_request_too_large_for_the_blocks_there_are_is_passed_a_bounded_number_of_times():
     scheduler = make_scheduler(num_blocks=10, max_num_batched_tokens=100)
-    add(scheduler, 0, 17, max_tokens=100)
+    add(scheduler, 0, 17, max_tokens=20)
     run_step(scheduler)
     large = add(scheduler, 1, 30, max_tokens=4)
     started = 0
