@@ -98,7 +98,11 @@ class Asked:
             sampling = sampling_params(self.fields, default_max_tokens=default_max_tokens)
             requests += [
                 GenerationRequest(
-                    prompt, of_choice(sampling, choice), self.fields.cache_salt or "", timeout_seconds=timeout
+                    prompt,
+                    of_choice(sampling, choice),
+                    cache_salt=self.fields.cache_salt or "",
+                    streamed=bool(self.fields.stream),
+                    timeout_seconds=timeout,
                 )
                 for choice in range(self.fields.num_choices)
             ]
