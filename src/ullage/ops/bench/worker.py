@@ -23,7 +23,7 @@ from ullage.plan.machine import resident_bytes
 
 
 async def generate_all(engine: EngineClient, prompts: Prompts, new_tokens: int) -> float | None:
-    """Runs all prompts at once, greedily, for answers that are taken whole. Returns the seconds from a single sequence's
+    """Runs all prompts at once, greedily, for whole answers. Returns the seconds from a single sequence's
     first token to its last, by the engine's own clock; None where that can't be told.
 
     :raises UllageError: a request was refused or failed
