@@ -137,7 +137,7 @@ async def test_leaving_frees_the_blocks_within_one_step(leave, num_steps_before)
         await leaving
         core.runner.allow(1)  # the step that it is in
         await until(lambda: is_idle(engine))
-        assert core.runner.num_steps == num_steps_before + 1
+        assert core.runner.num_steps <= num_steps_before + 1  # none, where the command came before the step began
         del kept
 
 
