@@ -181,7 +181,7 @@ async def test_the_queue_is_full_exactly_when_it_is_full():
             engine.submit(request([1], 2))
         core.runner.allow(1)
         await until(lambda: core.scheduler.counters.num_steps == 1)
-        await until(lambda: len(engine._mailboxes) == 4)
+        await until(lambda: len(engine._accepted) == 4)
         streams.append(engine.submit(request([1], 2)))
         core.runner.allow(100)
         assert [len(tokens_of(outputs)) for outputs in await asyncio.gather(*map(collect, streams))] == [2] * 5
@@ -282,14 +282,14 @@ async def test_a_refused_client_is_told_to_wait_as_long_as_answers_took_lately()
         assert engine.max_requests == 2
         for num_tokens in (30, 50):
             await collect(engine.submit(request([1], num_tokens)))
-        engine._step_seconds = 0.5
+        engine._accepted.step_seconds = 0.5
         streams = [engine.submit(request([1], 90_000)) for _ in range(2)]
         with pytest.raises(QueueFullError) as caught:
             engine.submit(request([1], 2))
         assert caught.value.retry_after_seconds == 32 * 0.5
         for step_seconds, expected in ((1e-9, 1.0), (9.0, 60.0)):
-            engine._step_seconds = step_seconds
-            assert engine._seconds_to_next_end() == expected
+            engine._accepted.step_seconds = step_seconds
+            assert engine._accepted.seconds_to_next_end() == expected
         for stream in streams:
             await stream.aclose()
 

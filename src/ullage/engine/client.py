@@ -12,6 +12,8 @@ from ullage.engine.sampling_params import SamplingParams
 from ullage.plan.ledger import LedgerSnapshot
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+EngineState = Literal["starting", "ready", "stalled", "restarting", "failed", "stopped"]
+"""``stalled`` and ``restarting`` pass by themselves; ``failed`` doesn't."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,9 @@ class EngineStatus:
     """Since the last completed step, or since it began to work (after start, after a time without requests)."""
     num_preemptions: int = 0
     """Times a running request gave up its blocks to others, since start."""
+    state: EngineState = "ready"
+    num_restarts: int = 0
+    """Times the engine's process was started anew."""
 
 
 class OutputStream(Protocol):
@@ -126,6 +131,10 @@ class EngineClient(ABC):
 
     @abstractmethod
     def ledger(self) -> LedgerSnapshot: ...
+
+    def resident_bytes(self) -> int:
+        """Physical memory of a process of the engine's own; 0 when it is in this one."""
+        return 0
 
     @abstractmethod
     def status(self) -> EngineStatus: ...

@@ -1,0 +1,138 @@
+"""The engine's half: takes commands, runs a step, posts what came of it, again and again.
+
+The same loop runs on a thread beside the event loop (``embedded.py``) and as a process of its own
+(``engine_process.py``); they differ in the way commands come in and outputs go out.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from ullage.base.errors import EngineError
+from ullage.engine.accepted_requests import averaged
+from ullage.engine.client import EngineStatus, GenerationOutput, GenerationRequest
+from ullage.engine.output import TextEngine
+
+logger = logging.getLogger(__name__)
+
+Event = tuple[int, GenerationOutput]
+"""An output, and the key of its request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    key: int
+    """What its sender calls the request."""
+    request: GenerationRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    key: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Ends what still runs, then the loop."""
+
+
+Command = Submit | Abort | Stop
+
+
+class EngineUsers(Protocol):
+    """Those who send commands and get outputs, wherever they are."""
+
+    def next_command(self, *, wait: bool) -> Command | None:
+        """The next command; None when there is none now. With ``wait`` it may sleep for one, and may return None."""
+        ...
+
+    def post(self, events: Sequence[Event]) -> None:
+        """Called after each step, and whenever commands have ended requests."""
+        ...
+
+
+class EngineLoop:
+    """Belongs to the thread that calls ``run``; ``status`` may be asked from any."""
+
+    def __init__(self, engine: TextEngine, users: EngineUsers) -> None:
+        self.step_seconds = 0.0
+        self.last_step_at = time.monotonic()
+        """When the last step ended, or when it began to work after a time without requests."""
+        self._engine = engine
+        self._users = users
+        self._keys: dict[int, int] = {}
+        self._request_ids: dict[int, int] = {}
+        self._events: list[Event] = []
+
+    def run(self) -> EngineError | None:
+        """Until told to stop. One of the three doors where any exception is met: whatever a step raises is returned, so
+        that every request gets its end.
+        """
+        try:
+            while self._take_commands():
+                if self._engine.has_work:
+                    self._step()
+                self._post()
+            for request_id in self._engine.request_ids:
+                self._abort(request_id)
+            self._post()
+        except Exception as error:
+            logger.exception("the engine failed")
+            return EngineError(error.message if isinstance(error, EngineError) else f"{type(error).__name__}: {error}")
+        return None
+
+    def status(self) -> EngineStatus:
+        scheduler = self._engine.core.scheduler
+        return EngineStatus(
+            healthy=True,
+            detail="serving" if self._engine.has_work else "idle",
+            num_running=len(scheduler.running),
+            num_waiting=len(scheduler.waiting),
+            num_steps=scheduler.counters.num_steps,
+            seconds_since_step=time.monotonic() - self.last_step_at,
+            num_preemptions=scheduler.counters.num_preemptions,
+        )
+
+    def _take_commands(self) -> bool:
+        """Obeys all commands there are; sleeps until the first while there is no work. False: stop."""
+        wait = not self._engine.has_work
+        while True:
+            command = self._users.next_command(wait=wait)
+            if command is None:
+                return True
+            if wait:
+                wait, self.last_step_at = False, time.monotonic()
+            if isinstance(command, Stop):
+                return False
+            if isinstance(command, Submit):
+                request_id = self._engine.add_request(command.request)
+                self._keys[request_id] = command.key
+                self._request_ids[command.key] = request_id
+            elif command.key in self._request_ids:
+                self._abort(self._request_ids[command.key])
+
+    def _step(self) -> None:
+        began = time.monotonic()
+        for request_id, output in self._engine.step():
+            self._add_event(request_id, output)
+        self.last_step_at = time.monotonic()
+        self.step_seconds = averaged(self.step_seconds, self.last_step_at - began)
+
+    def _abort(self, request_id: int) -> None:
+        output = self._engine.abort(request_id)
+        if output is not None:
+            self._add_event(request_id, output)
+
+    def _add_event(self, request_id: int, output: GenerationOutput) -> None:
+        key = self._keys[request_id]
+        self._events.append((key, output))
+        if output.finish_reason is not None:
+            del self._keys[request_id], self._request_ids[key]
+
+    def _post(self) -> None:
+        events, self._events = self._events, []
+        self._users.post(events)
