@@ -76,7 +76,9 @@ class EngineLoop:
             while self._take_commands():
                 if self._engine.has_work:
                     self._step()
-                self._post()
+                    self._post()
+                elif self._events:
+                    self._post()
             for request_id in self._engine.request_ids:
                 self._abort(request_id)
             self._post()
