@@ -72,7 +72,9 @@ class ChildProcess:
             raise EngineError(
                 f"{self._folder} is too long for the address of a socket", hint="set TMPDIR to a shorter path"
             )
-        self.socket.bind(f"ipc://{address}")
+        # The child binds: on this side messages can then wait for it from the start.
+        self.socket.set(zmq.RECONNECT_IVL, 10)
+        self.socket.connect(f"ipc://{address}")
         return subprocess.Popen(
             [sys.executable, "-P", "-m", module, f"ipc://{address}"],
             stdin=subprocess.PIPE,

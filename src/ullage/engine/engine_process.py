@@ -40,12 +40,15 @@ Load = Callable[[Opening, Callable[[], int]], Loaded]
 
 
 class Parent:
-    """The service, seen from its engine."""
+    """The service, seen from its engine.
+
+    :param address: to be reached at
+    """
 
     def __init__(self, address: str) -> None:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.PAIR)
-        self._socket.connect(address)
+        self._socket.bind(address)
         self.loop: EngineLoop | None = None
         self._core: EngineCore | None = None
 

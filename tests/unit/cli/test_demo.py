@@ -92,7 +92,7 @@ def test_a_stream_that_breaks_off_or_fails_is_not_taken_for_an_answer(server):
 
 
 def test_the_memory_table_sets_the_plan_beside_what_was_allocated_and_what_is_resident(server, capsys):
-    show_memory(server.server_port, os.getpid())
+    show_memory(server.server_port)
     shown = capsys.readouterr().out
     assert "1,000" in shown
     assert "headroom" not in shown
