@@ -10,8 +10,9 @@ Answer = tuple[int, dict[str, object]]
 
 
 def live(service: Service) -> Answer:
-    """503 when only a restart can help: the engine is dead, or requests run and no step ends. Idle is fine, and so is an
-    engine that is being started again."""
+    """503 when only a restart can help: the engine is dead, or requests run and no step ends. Idle is fine, and so is
+    an engine that is being started again.
+    """
     if service.started and not service.stopping and service.engine.status().state not in ("restarting", "stalled"):
         reason = _failure(service)
         if reason is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -48,7 +47,7 @@ def server() -> Iterator[HTTPServer]:
         def do_GET(self) -> None:
             self.send_response(200)
             self.end_headers()
-            self.wfile.write(json.dumps({"accounts": LEDGER}).encode())
+            self.wfile.write(json.dumps({"accounts": LEDGER, "measured": {"resident_bytes": 4000}}).encode())
 
         def log_message(self, *args: object) -> None:
             """Keeps quiet."""
