@@ -36,10 +36,8 @@ def requests_of(built: BuiltEngine, *, streamed: bool) -> list[GenerationRequest
 
 
 async def one_by_one(built: BuiltEngine, *, streamed: bool) -> list[GenerationOutput]:
-    outputs = []
-    for request in requests_of(built, streamed=streamed):
-        outputs.append(merge_outputs([output async for output in built.engine.submit(request)]))
-    return outputs
+    requests = requests_of(built, streamed=streamed)
+    return [merge_outputs([output async for output in built.engine.submit(request)]) for request in requests]
 
 
 def said(outputs: list[GenerationOutput]) -> list[tuple[object, ...]]:

@@ -255,7 +255,7 @@ class EngineProcess(EngineClient):
         while True:
             reason = await self._watch()
             self._give_up(reason)
-            while self._state == "restarting":
+            while self._state in ("stalled", "restarting"):
                 await self._restart()
             if self._state == "failed":
                 return
@@ -292,7 +292,7 @@ class EngineProcess(EngineClient):
         logger.error("%s", reason)
         self._stop_listening()
         self._receive()
-        self._state, self._detail = "restarting", reason
+        self._state, self._detail = "restarting" if self._lost.is_set() else "stalled", reason
         self._accepted.end_all(EngineError(reason))
         self._ledger = replace(self._ledger, kv_reserved_bytes=0, kv_used_bytes=0, kv_cached_bytes=0)
 
@@ -302,6 +302,7 @@ class EngineProcess(EngineClient):
         while self._restarts and now - self._restarts[0] > rules.restart_window_seconds:
             self._restarts.popleft()
         await asyncio.to_thread(self._child.destroy)
+        self._state = "restarting"
         if len(self._restarts) >= rules.max_restarts:
             self._state = "failed"
             self._detail = f"gave up after {len(self._restarts)} restarts: {reason}"

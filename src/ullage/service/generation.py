@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import suppress
 
 from ullage.base.errors import EngineError
 from ullage.engine.client import GenerationOutput, GenerationRequest, OutputStream
@@ -57,13 +56,13 @@ class Generation:
         self._service.cut_off.add_done_callback(self._wake)
         try:
             while num_unfinished:
-                await self._wait(ping_seconds)
+                something_came = await self._wait(ping_seconds)
                 if self._service.cut_off.done():
                     raise self._service.stopping_error()
                 for reader in self._readers:
                     if reader.done():
                         reader.result()  # what a stream raises, its reader does
-                if not self._pending:
+                if not something_came:
                     yield None
                 pending, self._pending = self._pending, {}
                 for index, outputs in sorted(pending.items()):
@@ -92,12 +91,15 @@ class Generation:
             self._pending.setdefault(index, []).append(_failed(error))
             self._arrived.set()
 
-    async def _wait(self, ping_seconds: float | None) -> None:
-        """Until something came, or for so long."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(ping_seconds):
+    async def _wait(self, at_most_seconds: float | None) -> bool:
+        """False: nothing came for so long."""
+        try:
+            async with asyncio.timeout(at_most_seconds):
                 await self._arrived.wait()
+        except TimeoutError:
+            return False
         self._arrived.clear()
+        return True
 
     def _wake(self, _: object) -> None:
         self._arrived.set()
