@@ -167,7 +167,7 @@ async def test_a_killed_or_stopped_process_ends_every_request_once_and_comes_bac
         status = engine.status()
         assert (status.healthy, status.state) == (False, "stalled" if number == signal.SIGSTOP else "restarting")
         assert ("did nothing" if number == signal.SIGSTOP else number.name) in status.detail
-        with pytest.raises(EngineError, match="is restarting|is stalled"):
+        with pytest.raises(EngineError, match="the engine is "):
             engine.submit(request([1]))
         await until(lambda: engine.status().healthy)
         assert engine.status().num_restarts == 1

@@ -33,6 +33,8 @@ MAX_MESSAGES = 1000
 """Messages that wait for the service at most; the engine pauses then."""
 MAX_LOG_LINE_BYTES = 4096
 KEPT_LOG_LINES = 5
+EXIT_SECONDS = 1.0
+"""From the end of its output to its own."""
 MAX_ADDRESS_BYTES = 100
 """The system's limit for the address of a local socket is 108 bytes."""
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
@@ -162,9 +164,13 @@ class ChildProcess:
 
     def how_it_ended(self) -> str:
         """In words; for a child that has ended."""
-        code = self._process.wait()
+        try:
+            code = self._process.wait(EXIT_SECONDS)
+        except subprocess.TimeoutExpired:
+            return "the engine process closed its output"
         if code < 0:
-            return f"the engine process was ended by {signal.Signals(-code).name}"
+            name = next((number.name for number in signal.Signals if number == -code), f"signal {-code}")
+            return f"the engine process was ended by {name}"
         last_words = f": {self._log_tail[-1]}" if self._log_tail else ""
         return f"the engine process ended with exit code {code}{last_words}"
 

@@ -312,11 +312,11 @@ class EngineProcess(EngineClient):
         await asyncio.sleep(pause)
         self._restarts.append(time.monotonic())
         self._num_restarts += 1
-        self._child = self._new_child()
-        self._loading = asyncio.ensure_future(asyncio.to_thread(self._load, self._child))
         try:
+            self._child = self._new_child()
+            self._loading = asyncio.ensure_future(asyncio.to_thread(self._load, self._child))
             self._take_over(await asyncio.shield(self._loading))
-        except UllageError as error:
+        except (UllageError, OSError, zmq.ZMQError) as error:  # the system may refuse a process, a file, a socket
             self._detail = str(error)
             logger.error("the engine process can't be started again: %s", error)
             return
