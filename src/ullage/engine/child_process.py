@@ -17,7 +17,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,6 @@ logger = logging.getLogger(__name__)
 MAX_MESSAGES = 1000
 """Messages that wait for the service at most; the engine pauses then."""
 MAX_LOG_LINE_BYTES = 4096
-KEPT_LOG_LINES = 5
 EXIT_SECONDS = 1.0
 """From the end of its output to its own."""
 MAX_ADDRESS_BYTES = 100
@@ -54,7 +52,7 @@ class ChildProcess:
         self.socket.set(zmq.LINGER, 0)
         self.socket.set(zmq.RCVHWM, MAX_MESSAGES)
         self.socket.set(zmq.SNDHWM, max_commands)
-        self._log_tail: deque[str] = deque(maxlen=KEPT_LOG_LINES)
+        self._last_line = ""
         self._log_rest = b""
         self._ended = False
         self._destroying = threading.Lock()
@@ -124,7 +122,7 @@ class ChildProcess:
             level, _, text = line.partition(" ")
             number = logging.getLevelNamesMapping().get(level)
             logger.log(number or logging.WARNING, "engine process %d: %s", self.pid, text if number else line)
-            self._log_tail.append(line)
+            self._last_line = line
 
     def is_working(self) -> bool:
         """Whether it ran, or would have if it had got a core, since the last time this was asked."""
@@ -171,7 +169,7 @@ class ChildProcess:
         if code < 0:
             name = next((number.name for number in signal.Signals if number == -code), f"signal {-code}")
             return f"the engine process was ended by {name}"
-        last_words = f": {self._log_tail[-1]}" if self._log_tail else ""
+        last_words = f": {self._last_line}" if self._last_line else ""
         return f"the engine process ended with exit code {code}{last_words}"
 
     def kill(self) -> None:
