@@ -95,7 +95,12 @@ class Asked:
             default_max_tokens = self._default_max_tokens(prompt, service.engine.max_request_tokens)
             sampling = sampling_params(self.fields, default_max_tokens=default_max_tokens)
             requests += [
-                GenerationRequest(prompt, of_choice(sampling, choice), self.fields.cache_salt or "")
+                GenerationRequest(
+                    prompt,
+                    of_choice(sampling, choice),
+                    cache_salt=self.fields.cache_salt or "",
+                    streamed=bool(self.fields.stream),
+                )
                 for choice in range(self.fields.num_choices)
             ]
         return requests
