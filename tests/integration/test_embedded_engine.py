@@ -182,7 +182,7 @@ async def test_the_queue_is_full_exactly_when_it_is_full():
             engine.submit(request([1], 2))
         core.runner.allow(1)
         await until(lambda: core.scheduler.counters.num_steps == 1)
-        await until(lambda: len(engine._mailboxes) == 4)
+        await until(lambda: len(engine._accepted) == 4)
         streams.append(engine.submit(request([1], 2)))
         core.runner.allow(100)
         assert [len(tokens_of(outputs)) for outputs in await asyncio.gather(*map(collect, streams))] == [2] * 5
