@@ -18,6 +18,8 @@ from ullage.engine.sampling_params import SamplingParams
 from ullage.plan.machine import resident_bytes
 
 DEADLINE_SECONDS = 120
+MEASURED_LATER_BYTES = 64 << 20
+"""Pages that are given back between the engine's start and now."""
 OPTIONS = EngineOptions(kv_memory=64 << 20, max_model_len=1024)
 SAMPLING = [
     SamplingParams(max_tokens=30, temperature=0.0, logprobs=3),
@@ -78,6 +80,6 @@ async def test_the_memory_of_both_processes_is_in_the_plan(model_path: Callable[
         engine_bytes = built.engine.resident_bytes()
         taken = sum(account.allocated_bytes for name, account in accounts.items() if name != "headroom")
         assert engine_bytes > accounts["weights"].allocated_bytes
-        assert taken - resident_bytes() < engine_bytes < taken
+        assert engine_bytes < taken <= engine_bytes + resident_bytes() + MEASURED_LATER_BYTES
     finally:
         await built.engine.stop()

@@ -88,6 +88,15 @@ class ChildProcess:
     def pid(self) -> int:
         return self._process.pid
 
+    @property
+    def socket_fd(self) -> int:
+        """Readable when something changed at the socket: then all that there is must be received."""
+        return int(self.socket.get(zmq.FD))
+
+    @property
+    def has_messages(self) -> bool:
+        return bool(int(self.socket.get(zmq.EVENTS)) & zmq.POLLIN)
+
     def send(self, message: object) -> None:
         """:raises EngineError: it takes nothing more; bounds elsewhere keep that from happening while it runs"""
         try:
@@ -141,7 +150,7 @@ class ChildProcess:
         :raises UllageError: what the child says why it can't; EngineError when it ended or hangs
         """
         poller = select.poll()
-        poller.register(self.socket.get(zmq.FD), select.POLLIN)
+        poller.register(self.socket_fd, select.POLLIN)
         poller.register(self.log_fd, select.POLLIN)
         quiet_since = time.monotonic()
         while True:

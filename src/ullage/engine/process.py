@@ -210,7 +210,7 @@ class EngineProcess(EngineClient):
             self._child.send(command)
         except EngineError as error:
             self._lose(error)
-        if self._child.socket.get(zmq.EVENTS) & zmq.POLLIN:  # sending takes the sign that there is something to read
+        if self._child.has_messages:  # sending takes the sign that there is something to read
             self._loop.call_soon(self._receive)
 
     # ── what the process says ──
@@ -219,7 +219,7 @@ class EngineProcess(EngineClient):
         loop = asyncio.get_running_loop()
         self._lost.clear()
         self._failure = None
-        loop.add_reader(self._child.socket.get(zmq.FD), self._receive)
+        loop.add_reader(self._child.socket_fd, self._receive)
         loop.add_reader(self._child.log_fd, self._read_log)
         self._heard_at = time.monotonic()
         self._state, self._detail = "ready", ""
@@ -227,7 +227,7 @@ class EngineProcess(EngineClient):
 
     def _stop_listening(self) -> None:
         loop = asyncio.get_running_loop()
-        loop.remove_reader(self._child.socket.get(zmq.FD))
+        loop.remove_reader(self._child.socket_fd)
         loop.remove_reader(self._child.log_fd)
 
     def _read_log(self) -> None:

@@ -129,7 +129,7 @@ def decode(data: bytes) -> Any:
     """:raises EngineError: not a message"""
     try:
         return _unpack(data)
-    except (ValueError, TypeError, LookupError, msgpack.UnpackException) as error:
+    except (ValueError, TypeError, LookupError, msgpack.UnpackException, UllageError) as error:
         raise EngineError(f"the engine process sent something that is no message: {error}") from error
 
 
