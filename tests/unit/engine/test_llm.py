@@ -184,10 +184,10 @@ def test_a_part_that_takes_other_bytes_than_planned_stops_the_start(model_path, 
 
     planned = build.plan_engine
 
-    def too_much(*args):
-        plan = planned(*args)
-        first, *others = plan.accounts
-        return replace(plan, accounts=(replace(first, num_bytes=first.num_bytes + 1), *others))
+    def too_much(*args, **others):
+        plan = planned(*args, **others)
+        first, *rest = plan.accounts
+        return replace(plan, accounts=(replace(first, num_bytes=first.num_bytes + 1), *rest))
 
     monkeypatch.setattr(build, "plan_engine", too_much)
     with pytest.raises(EngineError, match="weights: planned"):
