@@ -1,33 +1,29 @@
 """The event loop's half of an engine: which requests are accepted, and the mailboxes in which their outputs wait.
 
-Everything is bounded: a mailbox by its request's tokens, the number of requests by the scheduler's limit. A request
+Everything is bounded: a mailbox by its request's tokens, the number of requests by ``Admission``. A request
 counts as accepted until its last output is in its mailbox.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from ullage.base.errors import EngineError, QueueFullError
+from ullage.base.errors import EngineError
+from ullage.engine.admission import Admission, Ticket
 from ullage.engine.client import GenerationOutput, GenerationRequest
 from ullage.engine.output import merge_outputs, nothing_yet
-
-UNMEASURED_STEP_SECONDS = 0.1
-"""What a step is taken to last before the first one is over."""
-RETRY_SECONDS = (1.0, 60.0)
-"""The least and the most that a refused client is told to wait."""
 
 
 class Mailbox:
     """Where the outputs of one request wait for its reader. Belongs to the event loop."""
 
-    def __init__(self, key: int, request: GenerationRequest) -> None:
+    def __init__(self, key: int, request: GenerationRequest, ticket: Ticket, arrived_at: float) -> None:
         self.key = key
         """What the engine calls the request; never used again."""
-        self.request = request
+        self.ticket = ticket
+        self.arrived_at = arrived_at
         self.latest = nothing_yet(request)
         """For its counts."""
         self.left = False
@@ -89,34 +85,40 @@ class MailboxStream:
 class AcceptedRequests:
     """All requests that await their last output. Belongs to the event loop.
 
-    :param check: raises ``RequestError`` for a request that can never be served
-    :param max_requests: so many at one time
+    :param check: raises ``RequestError`` for a request that can never be served; looks at each token
+    :param clock: the engine's, in seconds
     """
 
-    def __init__(self, check: Callable[[GenerationRequest], None], max_requests: int) -> None:
-        self.max_requests = max_requests
-        self.step_seconds = 0.0
-        """What a step lasts, lately."""
+    def __init__(
+        self, check: Callable[[GenerationRequest], None], admission: Admission, clock: Callable[[], float]
+    ) -> None:
         self._check = check
+        self._admission = admission
+        self._clock = clock
         self._mailboxes: dict[int, Mailbox] = {}
         self._num_accepted = 0
-        self._usual_num_outputs = 0.0
 
     def __len__(self) -> int:
         return len(self._mailboxes)
 
-    def accept(self, request: GenerationRequest) -> Mailbox:
+    @property
+    def num_refusals(self) -> dict[str, int]:
+        """As of ``EngineStatus``."""
+        return {str(bound): count for bound, count in self._admission.num_refusals.items()}
+
+    def accept(self, request: GenerationRequest, num_free_blocks: int) -> Mailbox:
         """:raises RequestError: can never be served, or can't now; nothing was accepted"""
+        now = self._clock()
+        self._admission.check(request, now, num_free_blocks)
         self._check(request)
-        if len(self._mailboxes) >= self.max_requests:
-            raise QueueFullError(
-                f"{self.max_requests} requests are waiting or running already",
-                retry_after_seconds=self.seconds_to_next_end(),
-            )
-        mailbox = Mailbox(self._num_accepted, request)
+        mailbox = Mailbox(self._num_accepted, request, self._admission.accept(request, now), now)
         self._num_accepted += 1
         self._mailboxes[mailbox.key] = mailbox
         return mailbox
+
+    def check_room(self, tenant: str, num_requests: int, num_prompt_tokens: int) -> None:
+        """As of ``EngineClient``."""
+        self._admission.check_room(tenant, num_requests, num_prompt_tokens, self._clock())
 
     def leave(self, mailbox: Mailbox) -> bool:
         """Notes that a reader has gone. True: its request is still in the engine's hands, which must be told."""
@@ -125,36 +127,26 @@ class AcceptedRequests:
         mailbox.left = True
         return True
 
-    def deliver(self, events: Iterable[tuple[int, GenerationOutput]]) -> None:
-        """Takes outputs in, by the keys of their requests; those of requests that have ended are passed over."""
+    def deliver(self, started: Iterable[int], events: Iterable[tuple[int, GenerationOutput]]) -> None:
+        """Takes in what the engine says, by the keys of its requests; those that have ended are passed over."""
+        for key in started:
+            if (mailbox := self._mailboxes.get(key)) is not None:
+                self._admission.started(mailbox.ticket)
         for key, output in events:
             mailbox = self._mailboxes.get(key)
             if mailbox is None:
                 continue
             mailbox.put(output)
             if output.finish_reason is not None:
-                del self._mailboxes[key]
-            if output.finish_reason in ("stop", "length"):
-                self._usual_num_outputs = averaged(self._usual_num_outputs, output.num_output_tokens)
+                self._forget(mailbox)
 
     def end_all(self, error: EngineError | None) -> None:
         """No engine is behind them any more: each gets its last output now, an ``abort`` when nothing failed."""
-        for mailbox in self._mailboxes.values():
+        for mailbox in tuple(self._mailboxes.values()):
             last = replace(mailbox.latest, text="", token_ids=(), logprobs=(), finish_reason="abort")
             mailbox.put(last if error is None else replace(last, finish_reason="error", error=error))
-        self._mailboxes.clear()
+            self._forget(mailbox)
 
-    def seconds_to_next_end(self) -> float:
-        """When the first of the running requests should have all its tokens, going by how many they had lately."""
-        usual = self._usual_num_outputs or math.inf
-        num_steps = min(
-            min(mailbox.request.sampling.max_tokens, usual) - mailbox.latest.num_output_tokens
-            for mailbox in self._mailboxes.values()
-        )
-        seconds = num_steps * (self.step_seconds or UNMEASURED_STEP_SECONDS)
-        return min(max(seconds, RETRY_SECONDS[0]), RETRY_SECONDS[1])
-
-
-def averaged(average: float, value: float) -> float:
-    """A moving average, moved on; 0 before the first value."""
-    return average + (value - average) * (0.1 if average else 1.0)
+    def _forget(self, mailbox: Mailbox) -> None:
+        del self._mailboxes[mailbox.key]
+        self._admission.ended(mailbox.ticket, self._clock())

@@ -22,6 +22,7 @@ from dataclasses import replace
 
 from ullage.base.errors import EngineError
 from ullage.engine.accepted_requests import AcceptedRequests, Mailbox, MailboxStream
+from ullage.engine.admission import Admission
 from ullage.engine.client import EngineClient, EngineStatus, GenerationRequest, OutputStream
 from ullage.engine.core import EngineCore
 from ullage.engine.engine_loop import Abort, Command, EngineLoop, Event, Stop, Submit
@@ -48,7 +49,8 @@ class EmbeddedEngine(EngineClient):
         self.max_requests = core.scheduler.config.max_requests
         self._core = core
         engine = TextEngine(core, tokenizer)
-        self._accepted = AcceptedRequests(engine.check, self.max_requests)
+        admission = Admission(core.scheduler.config, core.limits)
+        self._accepted = AcceptedRequests(engine.check, admission, lambda: core.clock())
         self._engine_loop = EngineLoop(engine, self)
         # Not queue.Queue: a stream may be collected, and so put its Abort, in the middle of another put.
         self._inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
@@ -84,15 +86,18 @@ class EmbeddedEngine(EngineClient):
             raise EngineError(f"the engine has failed: {self._failure.message}")
         if self._loop is None or self._stopping:
             raise EngineError("the engine isn't running")
-        mailbox = self._accepted.accept(request)
-        self._inbox.put(Submit(mailbox.key, request))
+        mailbox = self._accepted.accept(request, self._core.scheduler.kv_cache.pool.num_free)
+        self._inbox.put(Submit(mailbox.key, request, mailbox.arrived_at))
         return MailboxStream(mailbox, self._leave)
+
+    def check_room(self, *, tenant: str = "", num_requests: int = 1, num_prompt_tokens: int = 0) -> None:
+        self._accepted.check_room(tenant, num_requests, num_prompt_tokens)
 
     def ledger(self) -> LedgerSnapshot:
         return self._core.ledger.snapshot()
 
     def status(self) -> EngineStatus:
-        status = self._engine_loop.status()
+        status = replace(self._engine_loop.status(), num_refusals=self._accepted.num_refusals)
         if self._failure is not None:
             return replace(status, healthy=False, state="failed", detail=self._failure.message)
         if self._stopping:
@@ -104,10 +109,6 @@ class EmbeddedEngine(EngineClient):
     def _leave(self, mailbox: Mailbox) -> None:
         if self._accepted.leave(mailbox):
             self._inbox.put(Abort(mailbox.key))
-
-    def _deliver(self, events: Sequence[Event]) -> None:
-        self._accepted.step_seconds = self._engine_loop.step_seconds
-        self._accepted.deliver(events)
 
     def _end_all(self) -> None:
         """The engine thread has ended: so do all requests that haven't yet."""
@@ -125,9 +126,9 @@ class EmbeddedEngine(EngineClient):
         except queue.Empty:
             return None
 
-    def post(self, events: Sequence[Event]) -> None:
-        if events:
-            self._call_on_loop(lambda: self._deliver(events))
+    def post(self, started: Sequence[int], events: Sequence[Event]) -> None:
+        if started or events:
+            self._call_on_loop(lambda: self._accepted.deliver(started, events))
 
     def _call_on_loop(self, callback: Callable[[], None]) -> None:
         assert self._loop is not None

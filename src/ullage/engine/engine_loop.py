@@ -9,13 +9,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from ullage.base.errors import EngineError
-from ullage.engine.accepted_requests import averaged
 from ullage.engine.client import EngineStatus, GenerationOutput, GenerationRequest
 from ullage.engine.output import TextEngine
+from ullage.engine.scheduler import AbortReason
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +28,8 @@ class Submit:
     key: int
     """What its sender calls the request."""
     request: GenerationRequest
+    arrived_at: float
+    """When it was accepted, by the engine's clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +52,11 @@ class EngineUsers(Protocol):
         """The next command; None when there is none now. With ``wait`` it may sleep for one, and may return None."""
         ...
 
-    def post(self, events: Sequence[Event]) -> None:
-        """Called after each step, and whenever commands have ended requests."""
+    def post(self, started: Sequence[int], events: Sequence[Event]) -> None:
+        """Called after each step, and whenever commands have ended requests.
+
+        :param started: keys of requests that have left the queue since the last time
+        """
         ...
 
 
@@ -59,7 +64,6 @@ class EngineLoop:
     """Belongs to the thread that calls ``run``; ``status`` may be asked from any."""
 
     def __init__(self, engine: TextEngine, users: EngineUsers) -> None:
-        self.step_seconds = 0.0
         self.last_step_at = time.monotonic()
         """When the last step ended, or when it began to work after a time without requests."""
         self._engine = engine
@@ -80,7 +84,7 @@ class EngineLoop:
                 elif self._events:
                     self._post()
             for request_id in self._engine.request_ids:
-                self._abort(request_id)
+                self._abort(request_id, "shutdown")
             self._post()
         except Exception as error:
             logger.exception("the engine failed")
@@ -88,16 +92,8 @@ class EngineLoop:
         return None
 
     def status(self) -> EngineStatus:
-        scheduler = self._engine.core.scheduler
-        return EngineStatus(
-            healthy=True,
-            detail="serving" if self._engine.has_work else "idle",
-            num_running=len(scheduler.running),
-            num_waiting=len(scheduler.waiting),
-            num_steps=scheduler.counters.num_steps,
-            seconds_since_step=time.monotonic() - self.last_step_at,
-            num_preemptions=scheduler.counters.num_preemptions,
-        )
+        status = self._engine.core.status(healthy=True, detail="serving" if self._engine.has_work else "idle")
+        return replace(status, seconds_since_step=time.monotonic() - self.last_step_at)
 
     def _take_commands(self) -> bool:
         """Obeys all commands there are; sleeps until the first while there is no work. False: stop."""
@@ -111,21 +107,19 @@ class EngineLoop:
             if isinstance(command, Stop):
                 return False
             if isinstance(command, Submit):
-                request_id = self._engine.add_request(command.request)
+                request_id = self._engine.add_request(command.request, command.arrived_at)
                 self._keys[request_id] = command.key
                 self._request_ids[command.key] = request_id
             elif command.key in self._request_ids:
                 self._abort(self._request_ids[command.key])
 
     def _step(self) -> None:
-        began = time.monotonic()
         for request_id, output in self._engine.step():
             self._add_event(request_id, output)
         self.last_step_at = time.monotonic()
-        self.step_seconds = averaged(self.step_seconds, self.last_step_at - began)
 
-    def _abort(self, request_id: int) -> None:
-        output = self._engine.abort(request_id)
+    def _abort(self, request_id: int, reason: AbortReason = "client") -> None:
+        output = self._engine.abort(request_id, reason)
         if output is not None:
             self._add_event(request_id, output)
 
@@ -136,5 +130,6 @@ class EngineLoop:
             del self._keys[request_id], self._request_ids[key]
 
     def _post(self) -> None:
+        started = [self._keys[i] for i in self._engine.core.take_started() if i in self._keys]
         events, self._events = self._events, []
-        self._users.post(events)
+        self._users.post(started, events)

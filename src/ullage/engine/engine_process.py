@@ -65,7 +65,7 @@ class Parent:
 
     def next_command(self, *, wait: bool) -> Command | None:
         if wait and not self._socket.poll(int(HEARTBEAT_SECONDS * 1000)):
-            self.post(())
+            self.post((), ())
             return None
         try:
             command: Command = wire.decode(self._socket.recv(zmq.NOBLOCK))
@@ -73,12 +73,12 @@ class Parent:
             return None
         return command
 
-    def post(self, events: Sequence[Event]) -> None:
+    def post(self, started: Sequence[int], events: Sequence[Event]) -> None:
         assert self.loop is not None
         assert self._core is not None
         books = self._core.ledger.snapshot()
         kv_bytes = (books.kv_reserved_bytes, books.kv_used_bytes, books.kv_cached_bytes)
-        self.send(StepReport(events, self.loop.status(), self.loop.step_seconds, kv_bytes))
+        self.send(StepReport(started, events, self.loop.status(), kv_bytes))
 
     def close(self) -> None:
         """What was sent still arrives."""
@@ -125,7 +125,7 @@ def run(address: str, load: Load) -> int:
     parent.send(
         EngineReady(
             limits=core.limits,
-            max_requests=core.scheduler.config.max_requests,
+            scheduler=core.scheduler.config,
             with_texts=tokenizer is not None,
             ledger=core.ledger.snapshot(),
             plan=plan,

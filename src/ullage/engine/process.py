@@ -24,6 +24,7 @@ import zmq
 
 from ullage.base.errors import EngineError, UllageError
 from ullage.engine.accepted_requests import AcceptedRequests, Mailbox, MailboxStream
+from ullage.engine.admission import Admission
 from ullage.engine.child_process import ChildProcess, command_limit
 from ullage.engine.client import EngineClient, EngineState, EngineStatus, GenerationRequest, OutputStream
 from ullage.engine.engine_loop import Abort, Stop, Submit
@@ -78,7 +79,6 @@ class EngineProcess(EngineClient):
         self._opening = opening
         self._module = module
         self._supervision = supervision or Supervision()
-        self._accepted = AcceptedRequests(self._check, max_requests)
         self._child = self._new_child()
         self._state: EngineState = "starting"
         self._detail = "not started"
@@ -106,6 +106,7 @@ class EngineProcess(EngineClient):
             self._child.destroy()
             raise
         self._take_over(ready)
+        self._accepted = AcceptedRequests(self._check, Admission(ready.scheduler, ready.limits), time.monotonic)
         self.max_model_len = ready.limits.max_model_len
         self.max_request_tokens = ready.limits.max_request_tokens
         return ready
@@ -160,9 +161,12 @@ class EngineProcess(EngineClient):
         if self._state != "ready":
             running = "isn't running" if self._state in ("starting", "stopped") else f"is {self._state}"
             raise EngineError(f"the engine {running}: {self._detail}")
-        mailbox = self._accepted.accept(request)
-        self._send(Submit(mailbox.key, request))
+        mailbox = self._accepted.accept(request, self._status.num_free_blocks)
+        self._send(Submit(mailbox.key, request, mailbox.arrived_at))
         return MailboxStream(mailbox, self._leave)
+
+    def check_room(self, *, tenant: str = "", num_requests: int = 1, num_prompt_tokens: int = 0) -> None:
+        self._accepted.check_room(tenant, num_requests, num_prompt_tokens)
 
     def ledger(self) -> LedgerSnapshot:
         return self._ledger
@@ -175,7 +179,13 @@ class EngineProcess(EngineClient):
             healthy, status = True, replace(self._status, detail=detail, seconds_since_step=seconds_since_step)
         else:
             healthy, status = False, replace(self._status, num_running=0, num_waiting=0, detail=self._detail)
-        return replace(status, healthy=healthy, state=self._state, num_restarts=self._num_restarts)
+        return replace(
+            status,
+            healthy=healthy,
+            state=self._state,
+            num_restarts=self._num_restarts,
+            num_refusals=self._accepted.num_refusals,
+        )
 
     def resident_bytes(self) -> int:
         with contextlib.suppress(OSError):
@@ -242,8 +252,7 @@ class EngineProcess(EngineClient):
             self._status = message.status
             reserved, used, cached = message.kv_bytes
             self._ledger = replace(self._ledger, kv_reserved_bytes=reserved, kv_used_bytes=used, kv_cached_bytes=cached)
-            self._accepted.step_seconds = message.step_seconds
-            self._accepted.deliver(message.events)
+            self._accepted.deliver(message.started, message.events)
 
     def _lose(self, failure: UllageError) -> None:
         self._failure = failure

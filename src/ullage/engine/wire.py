@@ -16,11 +16,12 @@ import msgpack
 from ullage.base import errors
 from ullage.base.errors import EngineError, UllageError
 from ullage.engine.build import EngineOptions
-from ullage.engine.client import EngineStatus, GenerationOutput, GenerationRequest, TokenLogprob
+from ullage.engine.client import EngineStatus, GenerationOutput, GenerationRequest, RequestTimes, TokenLogprob
 from ullage.engine.constraint import Constraint
 from ullage.engine.engine_loop import Abort, Event, Stop, Submit
 from ullage.engine.request import RequestLimits
 from ullage.engine.sampling_params import SamplingParams
+from ullage.engine.scheduler import SchedulerConfig
 from ullage.plan.block_demand import BlockDemand
 from ullage.plan.ledger import AccountSnapshot, LedgerSnapshot
 from ullage.plan.memory import Account, Plan
@@ -46,7 +47,7 @@ class EngineReady:
     """From the child: loaded, and ready for requests."""
 
     limits: RequestLimits
-    max_requests: int
+    scheduler: SchedulerConfig
     with_texts: bool
     """It has a tokenizer."""
     ledger: LedgerSnapshot
@@ -60,9 +61,10 @@ class EngineReady:
 class StepReport:
     """From the child: after each step, and while idle now and then."""
 
+    started: Sequence[int]
+    """Keys of requests that have left the queue."""
     events: Sequence[Event]
     status: EngineStatus
-    step_seconds: float
     kv_bytes: tuple[int, int, int]
     """Reserved, used, cached."""
 
@@ -90,6 +92,8 @@ CLASSES: tuple[type[Any], ...] = (
     ServiceLoaded,
     EngineReady,
     RequestLimits,
+    RequestTimes,
+    SchedulerConfig,
     BlockDemand,
     LedgerSnapshot,
     AccountSnapshot,

@@ -76,6 +76,9 @@ class GenerationFields(BaseModel):
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     return_token_ids: bool | None = None
 
+    request_timeout: Annotated[float, Field(gt=0)] | None = None
+    """Seconds that the request may take, its time in the queue included; an extension of this server's own."""
+
     @model_validator(mode="after")
     def _check_stream_options(self) -> Self:
         if self.stream_options is not None and not self.stream:

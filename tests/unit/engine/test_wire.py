@@ -22,6 +22,7 @@ from ullage.engine.constraint import Constraint
 from ullage.engine.engine_loop import Abort, Stop, Submit
 from ullage.engine.request import RequestLimits
 from ullage.engine.sampling_params import SamplingParams
+from ullage.engine.scheduler import SchedulerConfig
 from ullage.plan.block_demand import BlockDemand
 from ullage.plan.ledger import MemoryLedger
 from ullage.plan.memory import Account, Plan
@@ -71,7 +72,7 @@ OUTPUTS = st.builds(
 )
 
 
-@given(st.builds(Submit, COUNTS, REQUESTS))
+@given(st.builds(Submit, COUNTS, REQUESTS, FLOATS))
 def test_a_request_arrives_as_it_was_sent(submit):
     assert wire.decode(wire.encode(submit)) == submit
 
@@ -79,12 +80,13 @@ def test_a_request_arrives_as_it_was_sent(submit):
 @given(st.lists(st.tuples(COUNTS, OUTPUTS), max_size=4).map(tuple))
 def test_the_outputs_of_a_step_arrive_as_they_were_sent(events):
     status = EngineStatus(True, "serving", 1, 2, 3, 0.5, num_preemptions=4, state="ready", num_restarts=1)
-    report = wire.StepReport(events, status, 0.01, (3, 2, 1))
+    report = wire.StepReport((7,), events, status, (3, 2, 1))
     assert wire.decode(wire.encode(report)) == report
 
 
 LEDGER = MemoryLedger({"weights": 10, "kv_pool": 1 << 40}).snapshot()
 DEMAND = BlockDemand(32, (None, 512), 64)
+LIMITS = RequestLimits(100, 10, DEMAND, 1000)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +96,9 @@ DEMAND = BlockDemand(32, (None, 512), 64)
         Stop(),
         wire.Opening("/models/a model.gguf", EngineOptions(kv_memory=1 << 33, threads=2, seed=2**70)),
         wire.ServiceLoaded(1 << 30),
-        wire.EngineReady(RequestLimits(100, 10, DEMAND, 1000), 288, True, LEDGER, None, "fake", "slow"),
+        wire.EngineReady(
+            RequestLimits(100, 10, DEMAND, 1000), SchedulerConfig(100), True, LEDGER, None, "fake", "slow"
+        ),
         Plan((Account("weights", 1 << 40, "2 x 3"),), 1 << 50, 100, 10, 4096, DEMAND),
     ],
     ids=lambda message: type(message).__name__,
