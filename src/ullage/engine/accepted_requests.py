@@ -1,7 +1,7 @@
 """The event loop's half of an engine: which requests are accepted, and the mailboxes in which their outputs wait.
 
-Everything is bounded: a mailbox by its request's tokens, the number of requests by ``Admission``. A request
-counts as accepted until its last output is in its mailbox.
+Everything is bounded: a mailbox by its request's tokens, the number of requests by ``Admission``. A request counts as
+accepted until its last output is in its mailbox.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from ullage.base.errors import EngineError
 from ullage.engine.admission import Admission, Ticket
 from ullage.engine.client import GenerationOutput, GenerationRequest
 from ullage.engine.output import merge_outputs, nothing_yet
+from ullage.engine.request import RequestLimits
+from ullage.engine.scheduler import SchedulerConfig
 
 
 class Mailbox:
@@ -85,15 +87,13 @@ class MailboxStream:
 class AcceptedRequests:
     """All requests that await their last output. Belongs to the event loop.
 
-    :param check: raises ``RequestError`` for a request that can never be served; looks at each token
-    :param clock: the engine's, in seconds
+    :param check: raises ``RequestError`` for a request that can never be served
+    :param clock: the engine's: seconds that never go back
     """
 
-    def __init__(
-        self, check: Callable[[GenerationRequest], None], admission: Admission, clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, check: Callable[[GenerationRequest], None], clock: Callable[[], float]) -> None:
+        self._admission: Admission | None = None
         self._check = check
-        self._admission = admission
         self._clock = clock
         self._mailboxes: dict[int, Mailbox] = {}
         self._num_accepted = 0
@@ -101,23 +101,29 @@ class AcceptedRequests:
     def __len__(self) -> int:
         return len(self._mailboxes)
 
-    @property
-    def num_refusals(self) -> dict[str, int]:
-        """As of ``EngineStatus``."""
-        return {str(bound): count for bound, count in self._admission.num_refusals.items()}
+    def open(self, config: SchedulerConfig, limits: RequestLimits) -> None:
+        """An engine is there to take requests; those of one before it have ended."""
+        assert not self._mailboxes
+        before = None if self._admission is None else self._admission.num_refusals
+        self._admission = Admission(config, limits, before)
 
     def accept(self, request: GenerationRequest, num_free_blocks: int) -> Mailbox:
-        """:raises RequestError: can never be served, or can't now; nothing was accepted"""
+        """:param num_free_blocks: as last told by the engine; for the answer of one that is refused
+
+        :raises RequestError: can never be served, or can't now; nothing was accepted
+        """
+        assert self._admission is not None
         now = self._clock()
         self._admission.check(request, now, num_free_blocks)
-        self._check(request)
+        self._check(request)  # looks at each token: takes longer for more
         mailbox = Mailbox(self._num_accepted, request, self._admission.accept(request, now), now)
         self._num_accepted += 1
         self._mailboxes[mailbox.key] = mailbox
         return mailbox
 
     def check_room(self, tenant: str, num_requests: int, num_prompt_tokens: int) -> None:
-        """As of ``EngineClient``."""
+        """:raises QueueFullError: so much wouldn't be accepted now"""
+        assert self._admission is not None
         self._admission.check_room(tenant, num_requests, num_prompt_tokens, self._clock())
 
     def leave(self, mailbox: Mailbox) -> bool:
@@ -128,7 +134,8 @@ class AcceptedRequests:
         return True
 
     def deliver(self, started: Iterable[int], events: Iterable[tuple[int, GenerationOutput]]) -> None:
-        """Takes in what the engine says, by the keys of its requests; those that have ended are passed over."""
+        """Takes in who left the queue, and outputs, by their requests' keys. Those that have ended are passed over."""
+        assert self._admission is not None
         for key in started:
             if (mailbox := self._mailboxes.get(key)) is not None:
                 self._admission.started(mailbox.ticket)
@@ -147,6 +154,12 @@ class AcceptedRequests:
             mailbox.put(last if error is None else replace(last, finish_reason="error", error=error))
             self._forget(mailbox)
 
+    def num_refusals(self) -> dict[str, int]:
+        """Since the beginning, by the bound that was reached."""
+        counts = {} if self._admission is None else self._admission.num_refusals
+        return {str(bound): count for bound, count in counts.items()}
+
     def _forget(self, mailbox: Mailbox) -> None:
+        assert self._admission is not None
         del self._mailboxes[mailbox.key]
         self._admission.ended(mailbox.ticket, self._clock())

@@ -22,7 +22,6 @@ from dataclasses import replace
 
 from ullage.base.errors import EngineError
 from ullage.engine.accepted_requests import AcceptedRequests, Mailbox, MailboxStream
-from ullage.engine.admission import Admission
 from ullage.engine.client import EngineClient, EngineStatus, GenerationRequest, OutputStream
 from ullage.engine.core import EngineCore
 from ullage.engine.engine_loop import Abort, Command, EngineLoop, Event, Stop, Submit
@@ -49,8 +48,8 @@ class EmbeddedEngine(EngineClient):
         self.max_requests = core.scheduler.config.max_requests
         self._core = core
         engine = TextEngine(core, tokenizer)
-        admission = Admission(core.scheduler.config, core.limits)
-        self._accepted = AcceptedRequests(engine.check, admission, lambda: core.clock())
+        self._accepted = AcceptedRequests(engine.check, lambda: core.clock())
+        self._accepted.open(core.scheduler.config, core.limits)
         self._engine_loop = EngineLoop(engine, self)
         # Not queue.Queue: a stream may be collected, and so put its Abort, in the middle of another put.
         self._inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
@@ -97,7 +96,7 @@ class EmbeddedEngine(EngineClient):
         return self._core.ledger.snapshot()
 
     def status(self) -> EngineStatus:
-        status = replace(self._engine_loop.status(), num_refusals=self._accepted.num_refusals)
+        status = replace(self._engine_loop.status(), num_refusals=self._accepted.num_refusals())
         if self._failure is not None:
             return replace(status, healthy=False, state="failed", detail=self._failure.message)
         if self._stopping:

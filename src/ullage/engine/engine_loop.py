@@ -29,7 +29,7 @@ class Submit:
     """What its sender calls the request."""
     request: GenerationRequest
     arrived_at: float
-    """When it was accepted, by the engine's clock."""
+    """By the clock of the engine's core, which all processes of a system share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class EngineUsers(Protocol):
     def post(self, started: Sequence[int], events: Sequence[Event]) -> None:
         """Called after each step, and whenever commands have ended requests.
 
-        :param started: keys of requests that have left the queue since the last time
+        :param started: keys of requests that left the queue
         """
         ...
 
@@ -92,7 +92,8 @@ class EngineLoop:
         return None
 
     def status(self) -> EngineStatus:
-        status = self._engine.core.status(healthy=True, detail="serving" if self._engine.has_work else "idle")
+        detail = "serving" if self._engine.has_work else "idle"
+        status = self._engine.core.status(detail=detail)
         return replace(status, seconds_since_step=time.monotonic() - self.last_step_at)
 
     def _take_commands(self) -> bool:

@@ -125,7 +125,7 @@ def run(address: str, load: Load) -> int:
     parent.send(
         EngineReady(
             limits=core.limits,
-            scheduler=core.scheduler.config,
+            scheduler_config=core.scheduler.config,
             with_texts=tokenizer is not None,
             ledger=core.ledger.snapshot(),
             plan=plan,

@@ -24,7 +24,6 @@ import zmq
 
 from ullage.base.errors import EngineError, UllageError
 from ullage.engine.accepted_requests import AcceptedRequests, Mailbox, MailboxStream
-from ullage.engine.admission import Admission
 from ullage.engine.child_process import ChildProcess, command_limit
 from ullage.engine.client import EngineClient, EngineState, EngineStatus, GenerationRequest, OutputStream
 from ullage.engine.engine_loop import Abort, Stop, Submit
@@ -79,6 +78,7 @@ class EngineProcess(EngineClient):
         self._opening = opening
         self._module = module
         self._supervision = supervision or Supervision()
+        self._accepted = AcceptedRequests(self._check, time.monotonic)
         self._child = self._new_child()
         self._state: EngineState = "starting"
         self._detail = "not started"
@@ -106,7 +106,6 @@ class EngineProcess(EngineClient):
             self._child.destroy()
             raise
         self._take_over(ready)
-        self._accepted = AcceptedRequests(self._check, Admission(ready.scheduler, ready.limits), time.monotonic)
         self.max_model_len = ready.limits.max_model_len
         self.max_request_tokens = ready.limits.max_request_tokens
         return ready
@@ -126,6 +125,7 @@ class EngineProcess(EngineClient):
 
     def _take_over(self, ready: EngineReady) -> None:
         self._limits, self._with_texts = ready.limits, ready.with_texts
+        self._accepted.open(ready.scheduler_config, ready.limits)
         self._ledger = ready.ledger
         self._status = EngineStatus(True, "idle", 0, 0, 0, 0.0)
 
@@ -184,7 +184,7 @@ class EngineProcess(EngineClient):
             healthy=healthy,
             state=self._state,
             num_restarts=self._num_restarts,
-            num_refusals=self._accepted.num_refusals,
+            num_refusals=self._accepted.num_refusals(),
         )
 
     def resident_bytes(self) -> int:

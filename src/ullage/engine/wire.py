@@ -47,7 +47,7 @@ class EngineReady:
     """From the child: loaded, and ready for requests."""
 
     limits: RequestLimits
-    scheduler: SchedulerConfig
+    scheduler_config: SchedulerConfig
     with_texts: bool
     """It has a tokenizer."""
     ledger: LedgerSnapshot
@@ -62,7 +62,7 @@ class StepReport:
     """From the child: after each step, and while idle now and then."""
 
     started: Sequence[int]
-    """Keys of requests that have left the queue."""
+    """Keys of requests that left the queue."""
     events: Sequence[Event]
     status: EngineStatus
     kv_bytes: tuple[int, int, int]
@@ -79,6 +79,7 @@ class EngineFailed:
 CLASSES: tuple[type[Any], ...] = (
     GenerationOutput,
     TokenLogprob,
+    RequestTimes,
     StepReport,
     EngineStatus,
     GenerationRequest,
@@ -92,7 +93,6 @@ CLASSES: tuple[type[Any], ...] = (
     ServiceLoaded,
     EngineReady,
     RequestLimits,
-    RequestTimes,
     SchedulerConfig,
     BlockDemand,
     LedgerSnapshot,
