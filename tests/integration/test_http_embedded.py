@@ -163,7 +163,7 @@ async def test_a_full_queue_is_told_with_the_numbers():
     engine = make_engine(step_seconds=0.01)
     async with app_client(engine) as client:
         waiting = [asyncio.ensure_future(client.post("/v1/completions", json={**LONG, "n": 22})) for _ in range(2)]
-        await until(lambda: engine._admission.num_in_work == 44)
+        await until(lambda: len(engine._accepted) == 44)
         response = await client.post("/v1/completions", json=LONG)
         assert response.status_code == 429
         assert int(response.headers["retry-after"]) >= 1

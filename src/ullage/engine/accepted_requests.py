@@ -134,7 +134,7 @@ class AcceptedRequests:
         return True
 
     def deliver(self, started: Iterable[int], events: Iterable[tuple[int, GenerationOutput]]) -> None:
-        """Takes in who left the queue, and outputs, by the keys of requests; those of ended ones are passed over."""
+        """Takes in who left the queue, and outputs, by their requests' keys. Those that have ended are passed over."""
         assert self._admission is not None
         for key in started:
             if (mailbox := self._mailboxes.get(key)) is not None:
