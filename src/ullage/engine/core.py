@@ -5,7 +5,8 @@ them; ``EmbeddedEngine`` in ``embedded.py`` gives both a thread, takes requests 
 
 ``step`` is all of it: the scheduler says what to run, the runner runs it, the scheduler takes the result in. What they
 say to each other stands in ``step.py``; who runs when, in ``scheduler.py``; where keys and values lie, in
-``kv_cache.py``; how large a step may be, in ``step_budget.py``.
+``kv_cache.py``; how large a step may be, in ``step_budget.py``; which tokens a constraint allows, in
+``constraints.py``.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import random
 import time
 from collections.abc import Callable, Collection, Sequence
 
+from ullage.engine.constraints import Constraints
+from ullage.engine.grammars import Matcher
 from ullage.engine.kv_cache import KVCacheConfig, KVCacheManager
 from ullage.engine.request import Request, RequestLimits, TokenOutput
 from ullage.engine.runner import ModelRunner
@@ -48,6 +51,7 @@ class EngineCore:
         self.ledger = ledger
         self.scheduler = Scheduler(scheduler_config, KVCacheManager(kv_config, ledger))
         self.limits = RequestLimits(scheduler_config.max_model_len, kv_config.num_blocks, kv_config.demand, vocab_size)
+        self.constraints = Constraints(vocab_size)
         self._eos_token_ids = frozenset(eos_token_ids)
         self._seeds = random.Random(seed)
         self._clock = clock
@@ -59,14 +63,26 @@ class EngineCore:
         :raises EngineError: the runner failed; the engine can't go on
         """
         began = self._clock()
-        step = self.scheduler.schedule()
-        sampled = self.runner.execute(step)  # the GIL is released inside
+        step = self.constraints.mask(self.scheduler.schedule())
+        sampled = self.constraints.follow(self.runner.execute(step))  # the GIL is released inside
         self.scheduler.step_budget.learn(step, self._clock() - began)
-        return self.scheduler.update(step, sampled)
+        outputs = self.scheduler.update(step, sampled)
+        for output in outputs:
+            if output.finish_reason is not None:
+                self.constraints.discard(output.request_id)
+        return outputs
 
-    def add_request(self, prompt_token_ids: Sequence[int], sampling: SamplingParams, *, cache_salt: str = "") -> int:
+    def add_request(
+        self,
+        prompt_token_ids: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        cache_salt: str = "",
+        matcher: Matcher | None = None,
+    ) -> int:
         """Takes a request in. It must have passed ``limits.check``, and how many wait is the caller's to bound.
 
+        :param matcher: of ``sampling.constraint``, at the beginning of the text
         :return: the request's id, greater than all before
         """
         request = Request(
@@ -80,10 +96,13 @@ class EngineCore:
         )
         self._num_accepted += 1
         self.scheduler.add(request)
+        if matcher is not None:
+            self.constraints.add(request.request_id, matcher)
         return request.request_id
 
     def abort(self, request_id: int) -> bool:
         """Ends a request now: its blocks are free, no output follows. False when it had ended already."""
+        self.constraints.discard(request_id)
         return self.scheduler.abort(request_id)
 
     @property

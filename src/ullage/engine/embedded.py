@@ -20,11 +20,13 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
-from ullage.base.errors import EngineError, QueueFullError
+from ullage.base.errors import EngineError, QueueFullError, RequestError
 from ullage.engine.client import EngineClient, EngineStatus, GenerationOutput, GenerationRequest, OutputStream
 from ullage.engine.core import EngineCore
+from ullage.engine.grammars import Matcher
 from ullage.engine.output import TextEngine, merge_outputs, nothing_yet
 from ullage.models.tokenizer import Tokenizer
 from ullage.plan.ledger import LedgerSnapshot
@@ -75,6 +77,7 @@ class Mailbox:
 @dataclass(frozen=True, slots=True)
 class Submit:
     mailbox: Mailbox
+    matcher: Matcher | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +137,7 @@ class EmbeddedEngine(EngineClient):
         self.max_requests = core.scheduler.config.max_requests
         # Not queue.Queue: a stream may be collected, and so put its Abort, in the middle of another put.
         self._inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._compiling = ThreadPoolExecutor(1, thread_name_prefix="ullage-grammar")
         self._thread = threading.Thread(target=self._run, name="ullage-engine", daemon=True)
         # Of the event loop:
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -161,6 +165,7 @@ class EmbeddedEngine(EngineClient):
     async def stop(self) -> None:
         if not self._stopping:
             self._stopping = True
+            self._compiling.shutdown(wait=False, cancel_futures=True)
             self._inbox.put(Stop())
         if self._thread.is_alive():
             await asyncio.to_thread(self._thread.join, STOP_SECONDS)
@@ -184,7 +189,10 @@ class EmbeddedEngine(EngineClient):
             )
         mailbox = Mailbox(request)
         self._mailboxes.add(mailbox)
-        self._inbox.put(Submit(mailbox))
+        if request.sampling.constraint is None:
+            self._inbox.put(Submit(mailbox))
+        else:
+            self._compiling.submit(self._prepare, mailbox)
         return MailboxStream(mailbox, self._leave)
 
     def ledger(self) -> LedgerSnapshot:
@@ -236,6 +244,17 @@ class EmbeddedEngine(EngineClient):
             mailbox.put(last if self._failure is None else replace(last, finish_reason="error", error=self._failure))
         self._mailboxes.clear()
 
+    # ── on the thread that compiles constraints ──
+
+    def _prepare(self, mailbox: Mailbox) -> None:
+        try:
+            matcher = self._engine.matcher_for(mailbox.request)
+        except RequestError as error:
+            refused = replace(mailbox.latest, finish_reason="error", error=error)
+            self._post(lambda: self._deliver([(mailbox, refused)]))
+        else:
+            self._inbox.put(Submit(mailbox, matcher))
+
     # ── on the engine thread ──
 
     def _run(self) -> None:
@@ -266,8 +285,10 @@ class EmbeddedEngine(EngineClient):
                 wait, self._last_step_at = False, time.monotonic()
             if isinstance(command, Stop):
                 return False
-            if isinstance(command, Submit):
-                request_id = self._engine.add_request(command.mailbox.request)
+            if isinstance(command, Submit) and command.mailbox.left:  # its reader didn't wait for the compiler
+                self._events.append((command.mailbox, replace(command.mailbox.latest, finish_reason="abort")))
+            elif isinstance(command, Submit):
+                request_id = self._engine.add_request(command.mailbox.request, command.matcher)
                 self._owners[request_id] = command.mailbox
                 self._request_ids[command.mailbox] = request_id
             elif command.mailbox in self._request_ids:

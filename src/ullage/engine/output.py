@@ -13,6 +13,7 @@ from ullage.base.errors import EngineError, InvalidRequestError
 from ullage.engine.client import FinishReason, GenerationOutput, GenerationRequest, TokenLogprob
 from ullage.engine.core import EngineCore
 from ullage.engine.detokenizer import Detokenizer
+from ullage.engine.grammars import GrammarCompiler, Matcher
 from ullage.engine.request import TokenOutput
 from ullage.models.tokenizer import Tokenizer
 
@@ -42,6 +43,7 @@ class TextEngine:
     def __init__(self, core: EngineCore, tokenizer: Tokenizer | None) -> None:
         self.core = core
         self._tokenizer = tokenizer
+        self._grammars = None if tokenizer is None else GrammarCompiler.of(tokenizer, core.limits.vocab_size)
         self._open: dict[int, OpenRequest] = {}
 
     @property
@@ -66,12 +68,29 @@ class TextEngine:
                 hint="use stop_token_ids",
             )
 
-    def add_request(self, request: GenerationRequest) -> int:
+    def matcher_for(self, request: GenerationRequest) -> Matcher | None:
+        """What ``add_request`` needs of a constrained request; slow, and may be asked from any thread.
+
+        :raises InvalidRequestError: the constraint can't be compiled
+        """
+        constraint = request.sampling.constraint
+        if constraint is None:
+            return None
+        if self._grammars is None:
+            raise InvalidRequestError("constrained output needs a tokenizer, and this model was loaded without one")
+        return self._grammars.matcher(constraint)
+
+    def add_request(self, request: GenerationRequest, matcher: Matcher | None = None) -> int:
         """Takes in a request that passed ``check``.
 
+        :param matcher: from ``matcher_for``; made here if it is missing
         :return: the request's id
         """
-        request_id = self.core.add_request(request.prompt_token_ids, request.sampling, cache_salt=request.cache_salt)
+        if matcher is None:
+            matcher = self.matcher_for(request)
+        request_id = self.core.add_request(
+            request.prompt_token_ids, request.sampling, cache_salt=request.cache_salt, matcher=matcher
+        )
         self._open[request_id] = OpenRequest(self._detokenizer_for(request), nothing_yet(request))
         return request_id
 
@@ -99,6 +118,7 @@ class TextEngine:
             request.sampling.stop,
             min_tokens=request.sampling.min_tokens,
             continues_text=continues_text,
+            visible_token_ids=request.sampling.visible_token_ids,
         )
 
     def _take_in(self, token: TokenOutput) -> GenerationOutput:

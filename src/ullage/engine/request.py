@@ -135,6 +135,7 @@ class RequestLimits:
         self._check_vocabulary("prompt", prompt_token_ids)
         self._check_vocabulary("logit_bias", sampling.logit_bias.keys())
         self._check_vocabulary("stop_token_ids", sampling.stop_token_ids)
+        self._check_vocabulary("visible_token_ids", sampling.visible_token_ids)
 
     def _check_length(self, num_prompt_tokens: int, max_tokens: int) -> None:
         num_tokens = num_prompt_tokens + max_tokens
