@@ -15,8 +15,8 @@ from ullage.engine.constraint import Constraint
 
 MAX_TEXT_CHARS = 128 * 1024
 MAX_REPETITIONS = 20_000
-"""Characters that a regular expression may come to, beyond its own length, when its repetitions are written out; and the
-most that a schema may demand of a string's characters or a list's entries."""
+"""Characters that a regular expression may come to, beyond its own length, when its repetitions are written out; and
+the most that a schema may demand of a string's characters or a list's entries."""
 MAX_RULES = 1_000
 """Rules of a grammar, references of a schema: each may lead to the next, and the compiler follows by recursion."""
 

@@ -124,7 +124,7 @@ class _Vocabulary:
         self.tokens = tokens
         self.eos_token_id = eos_token_id
 
-    def __call__(self, text: bytes) -> list[int]:
+    def __call__(self, text: bytes) -> list[int]:  # noqa: ARG002 - the library's interface
         """Encoding is only asked for forced tokens, which aren't used here."""
         return []
 

@@ -54,7 +54,8 @@ class SamplingParams:
     min_tokens: int = 0
     """So many new tokens come before one may end the output: end of sequence, stop token or stop text."""
     constraint: Constraint | None = None
-    """What the whole output must match. End of sequence comes where it may end; ``min_tokens`` gives way where it must."""
+    """What the whole output must match. End of sequence comes where the text may end; ``min_tokens`` gives way where it
+    must end."""
     visible_token_ids: tuple[int, ...] = ()
     """Control tokens whose names are part of the text, which they otherwise aren't. At most 1,024."""
 

@@ -62,7 +62,8 @@ class SamplingBatch:
     :param row_bytes: the same as bytes
     :param token_ids: what the rows' starts point into: histories, ids to bias, ids to ban. int32
     :param bias_values: one for each id to bias. float32
-    :param masks: what the rows' ``mask_index`` points into: [masks, vocab / 32 rounded up], a bit for each token. uint32
+    :param masks: what the rows' ``mask_index`` points into: [masks, vocab / 32 rounded up], a bit for each token.
+        uint32
     """
 
     rows: NDArray[Any]

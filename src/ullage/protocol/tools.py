@@ -19,7 +19,7 @@ class FunctionDefinition(BaseModel):
     parameters: dict[str, Any] | None = None
     """A JSON schema of an object. None: no arguments are described, and any are allowed."""
     strict: bool | None = None
-    """Calls that ``tool_choice`` forces follow the schema in any case; freely chosen ones are as the model writes them."""
+    """Calls that ``tool_choice`` forces follow the schema in any case; others are as the model writes them."""
 
 
 class Tool(BaseModel):

@@ -37,8 +37,8 @@ class ServiceConfig:
     tokenizer_threads: int = setting(2, "Threads that turn text into tokens beside the event loop.", at_least=1)
     tool_format: Literal["auto", "hermes", "llama3_json", "mistral"] = setting(
         "auto",
-        "How the model writes tool calls; auto goes by its chat template. Named, it also serves a model whose template has "
-        "no tools: they are then described in a system message.",
+        "How the model writes tool calls; auto goes by its chat template. Named, it also serves a model whose template "
+        "has no tools: they are then described in a system message.",
     )
     ping_seconds: float = setting(
         10.0, "A silent stream sends a comment this often, in seconds, to stay open.", at_least=0.1

@@ -70,12 +70,11 @@ class ToolCallParser:
 
         :param cut: it ended by length: an unfinished call or mark is no content
         """
-        unfinished_call = self._state == "call"
-        if self._state == "text" and self._held.strip(_WHITE_SPACE):
-            unfinished_call = len(self._held.strip(_WHITE_SPACE)) > 1
-        if not (self._begun or self._state == "after" or (cut and unfinished_call)):
-            if self._held.strip(_WHITE_SPACE) or self._num_calls == 0:
-                self._add_content(self._held)
+        body = self._held.strip(_WHITE_SPACE)
+        unfinished = self._state == "call" or (self._state == "text" and len(body) > 1)
+        told_or_cut = self._begun or self._state == "after" or (cut and unfinished)
+        if not told_or_cut and (body or self._num_calls == 0):
+            self._add_content(self._held)
         self._held = ""
         return self._take()
 
@@ -113,8 +112,9 @@ class ToolCallParser:
         self._held += char
         begin = self._format.begin
         if self._held.endswith(begin):
-            self._add_content(self._held[: -len(begin)].rstrip(_WHITE_SPACE))
-            self._held = begin
+            num_before = len(self._held[: -len(begin)].rstrip(_WHITE_SPACE))
+            self._add_content(self._held[:num_before])
+            self._held = self._held[num_before:]
             self._enter_call()
             return
         kept = next(n for n in range(min(len(begin) - 1, len(self._held)), -1, -1) if self._held.endswith(begin[:n]))
@@ -186,9 +186,9 @@ class ToolCallParser:
         """What was held is text; of a text, it may hold the mark of the next call."""
         held, self._held, self._state, self._begun = self._held, "", "text", False
         begin = self._format.begin
-        if not self._format.begins_answer and held.startswith(begin):  # not to be taken for a call again
-            self._add_content(begin)
-            held = held[len(begin) :]
+        if not self._format.begins_answer and held.lstrip(_WHITE_SPACE).startswith(begin):
+            before, _, held = held.partition(begin)
+            self._add_content(before + begin)  # not to be taken for a call again
         for char in held:
             self._push(char)
 
