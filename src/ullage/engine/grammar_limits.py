@@ -12,6 +12,8 @@ from collections.abc import Iterator
 
 from ullage.base.errors import InvalidRequestError
 from ullage.engine.constraint import Constraint
+from ullage.engine.grammar_ends import has_ending_text
+from ullage.engine.schema_ends import has_ending_instance
 
 MAX_TEXT_CHARS = 128 * 1024
 MAX_REPETITIONS = 20_000
@@ -44,6 +46,11 @@ def _check_schema(text: str) -> None:
     except (ValueError, RecursionError) as error:
         raise InvalidRequestError(f"it is not JSON that can be read: {type(error).__name__}") from None
     num_references = 0
+    for part in _objects(schema):
+        at_least = part.get("minProperties")
+        required = part.get("required")
+        if isinstance(at_least, int) and at_least > max(1, len(required) if isinstance(required, list) else 0):
+            raise InvalidRequestError("minProperties is more than what is required, which can't be enforced")
     for name, value in _entries(schema):
         num_references += name == "$ref"
         if name == "pattern" and isinstance(value, str):
@@ -53,19 +60,27 @@ def _check_schema(text: str) -> None:
                 _check_size(pattern)
         elif name in _MINIMA and isinstance(value, int | float) and value > MAX_REPETITIONS:
             raise InvalidRequestError(f"{name} is above {MAX_REPETITIONS}")
+        elif name == "$ref" and isinstance(value, str) and not value.startswith("#"):
+            raise InvalidRequestError("a $ref leads out of it, which isn't followed")
         elif name == "required" and isinstance(value, list) and len(value) > MAX_RULES:
             raise InvalidRequestError(f"required has more than {MAX_RULES} entries")
     if num_references > MAX_RULES:
         raise InvalidRequestError(f"it has more than {MAX_RULES} references")
+    if num_references and not has_ending_instance(schema):
+        raise InvalidRequestError("it refers to itself without end, so no text matches it")
 
 
 def _entries(schema: object) -> Iterator[tuple[str, object]]:
     """Every key of every object in it, with its value."""
+    return (entry for part in _objects(schema) for entry in part.items())
+
+
+def _objects(schema: object) -> Iterator[dict[str, object]]:
     open_values = [schema]
     while open_values:
         value = open_values.pop()
         if isinstance(value, dict):
-            yield from value.items()
+            yield value
             open_values += value.values()
         elif isinstance(value, list):
             open_values += value
@@ -74,6 +89,8 @@ def _entries(schema: object) -> Iterator[tuple[str, object]]:
 def _check_grammar(text: str) -> None:
     if len(_RULE.findall(text)) > MAX_RULES or text.count("$ref") > MAX_RULES:
         raise InvalidRequestError(f"it has more than {MAX_RULES} rules")
+    if not has_ending_text(text):
+        raise InvalidRequestError("it refers to itself without end, so no text matches it")
     product = 1  # a rule that repeats may stand in a rule that repeats
     for line in text.splitlines():
         _check_size(line)
@@ -86,13 +103,15 @@ def _check_size(pattern: str) -> None:
     """:raises InvalidRequestError: the pattern is too long when its counted repetitions are written out"""
     sizes = [0]
     """Of the open groups, the outermost first."""
-    last = 0
+    total = last = 0
     position = 0
     while position < len(pattern):
         char = pattern[position]
         counted = _COUNT.match(pattern, position)
         if counted:
-            sizes[-1] += last * (_count(counted) - 1)
+            added = last * (_count(counted) - 1)
+            sizes[-1] += added
+            total += added
             last *= _count(counted)
             position = counted.end()
         else:
@@ -105,8 +124,9 @@ def _check_size(pattern: str) -> None:
             else:
                 last = 1
                 sizes[-1] += 1
+                total += 1
             position += 2 if char == "\\" else 1
-        if sum(sizes) > len(pattern) + MAX_REPETITIONS:
+        if total > len(pattern) + MAX_REPETITIONS:
             raise InvalidRequestError(f"its repetitions multiply to more than {MAX_REPETITIONS} characters")
 
 

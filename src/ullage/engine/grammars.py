@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
@@ -45,11 +46,18 @@ class GrammarCompiler:
 
     :param token_bytes: what each token adds to the text; nothing for a token that isn't text
     :param eos_token_ids: allowed where the text may end, and nowhere else
+    :param encode: how the model's own tokenizer cuts a text, which is how forced text comes; None: the longest first
     """
 
-    def __init__(self, token_bytes: Iterable[bytes], eos_token_ids: Sequence[int]) -> None:
+    def __init__(
+        self,
+        token_bytes: Iterable[bytes],
+        eos_token_ids: Sequence[int],
+        encode: Callable[[str], Sequence[int]] | None = None,
+    ) -> None:
         self._token_bytes = token_bytes
         self._eos_token_ids = sorted(eos_token_ids)
+        self._encode = encode
         self._limits = LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
         self._vocabulary: LLTokenizer | None = None
         self._compiled: OrderedDict[Constraint, LLMatcher] = OrderedDict()
@@ -60,7 +68,8 @@ class GrammarCompiler:
     @staticmethod
     def of(tokenizer: Tokenizer, vocab_size: int) -> GrammarCompiler:
         """:param vocab_size: the model's, whose rows may be more than the tokens"""
-        return GrammarCompiler(map(tokenizer.token_bytes, range(vocab_size)), tuple(tokenizer.eos_token_ids))
+        encode = partial(tokenizer.encode, add_special_tokens=False)
+        return GrammarCompiler(map(tokenizer.token_bytes, range(vocab_size)), tuple(tokenizer.eos_token_ids), encode)
 
     @staticmethod
     def of_bytes() -> GrammarCompiler:
@@ -110,7 +119,7 @@ class GrammarCompiler:
                     "this model has no end-of-sequence token, so a constrained text could not end"
                 )
             token_bytes, self._token_bytes = list(self._token_bytes), ()
-            wrapper = TokenizerWrapper(_Vocabulary(token_bytes, self._eos_token_ids[0]))
+            wrapper = TokenizerWrapper(_Vocabulary(token_bytes, self._eos_token_ids[0], self._encode))
             self._vocabulary = LLTokenizer(wrapper, n_vocab=len(token_bytes), eos_token=self._eos_token_ids)
         return self._vocabulary
 
@@ -120,13 +129,34 @@ class _Vocabulary:
 
     bos_token_id = None
 
-    def __init__(self, tokens: list[bytes], eos_token_id: int) -> None:
+    def __init__(
+        self, tokens: list[bytes], eos_token_id: int, encode: Callable[[str], Sequence[int]] | None = None
+    ) -> None:
         self.tokens = tokens
         self.eos_token_id = eos_token_id
+        self._encode = encode
+        self._ids = {data: token_id for token_id, data in enumerate(tokens) if data}
+        self._longest = max(map(len, self._ids), default=0)
 
-    def __call__(self, text: bytes) -> list[int]:  # noqa: ARG002 - the library's interface
-        """Encoding is only asked for forced tokens, which aren't used here."""
-        return []
+    def __call__(self, text: bytes) -> list[int]:
+        """Tokens that spell the text exactly: some tokenizers put a space before it, or leave out what they lack."""
+        if self._encode is not None:
+            token_ids = self._encode(text.decode(errors="ignore"))
+            if b"".join(self.tokens[token_id] for token_id in token_ids) == text:
+                return list(token_ids)
+        return self._longest_first(text)
+
+    def _longest_first(self, text: bytes) -> list[int]:
+        token_ids = []
+        start = 0
+        while start < len(text):
+            ends = range(min(len(text), start + self._longest), start, -1)
+            end = next((end for end in ends if text[start:end] in self._ids), None)
+            if end is None:  # the vocabulary can't spell it: the matcher will find that out
+                break
+            token_ids.append(self._ids[text[start:end]])
+            start = end
+        return token_ids
 
 
 def _grammar(constraint: Constraint) -> str:
@@ -142,6 +172,8 @@ def _grammar(constraint: Constraint) -> str:
 
 
 def _json_grammar(schema: str) -> str:
+    if schema.strip() in ("true", "false"):  # schemas too, but the library's options need an object
+        schema = {"true": "{}", "false": '{"enum": []}'}[schema.strip()]
     try:
         return LLMatcher.grammar_from_json_schema(schema, overrides=JSON_OPTIONS)  # type: ignore[arg-type]
     except ValueError as error:

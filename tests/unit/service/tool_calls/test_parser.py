@@ -91,7 +91,20 @@ def test_a_text_without_calls_is_content_to_the_letter(format_: ToolCallFormat, 
 def test_pieces_of_markup_in_any_order_lose_nothing_by_how_they_are_cut(
     format_: ToolCallFormat, data: st.DataObject
 ) -> None:
-    parts = [CALL, OTHER, "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "{", "}", "[", "]", ";", "\n"]
+    parts = [
+        CALL,
+        OTHER,
+        "<tool_call>",
+        "</tool_call>",
+        "[TOOL_CALLS]",
+        "<|python_tag|>",
+        "{",
+        "}",
+        "[",
+        "]",
+        ";",
+        "\n",
+    ]
     text = "".join(data.draw(st.lists(st.sampled_from([*parts, "text", '{"name": "time", ']), max_size=8)))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
     pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
