@@ -1,8 +1,9 @@
-"""Whether every rule of a grammar leads to a text that ends: one that only leads back to itself keeps a model for ever."""
+"""Whether a grammar has a text that ends: one whose rules only lead back to themselves keeps a model for ever."""
 
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 
 _RULE = re.compile(r"^[ \t]*[?!]?([\w-]+)[^:\n\"/]*:", re.MULTILINE)
 _PART = re.compile(
@@ -30,7 +31,7 @@ def has_ending_text(grammar: str) -> bool:
 def _rules(grammar: str) -> dict[str, Parts]:
     """The parts of each rule: names as they are, marks, and ``""`` for what is text by itself."""
     heads = list(_RULE.finditer(grammar))
-    bodies = [grammar[a.end() : b.start()] for a, b in zip(heads, heads[1:], strict=False)]
+    bodies = [grammar[a.end() : b.start()] for a, b in pairwise(heads)]
     bodies += [grammar[head.end() :] for head in heads[-1:]]
     return {head[1]: _parts(body) for head, body in zip(heads, bodies, strict=True)}
 
