@@ -61,7 +61,8 @@ class ToolCallFormat:
 
     def _call_schema(self, name: str, parameters: Mapping[str, Any] | None) -> dict[str, object]:
         arguments = dict(parameters or {"type": "object"})
-        definitions = {key: arguments.pop(key) for key in ("$defs", "definitions") if key in arguments}
+        names = ("$defs", "definitions")
+        definitions: dict[str, object] = {name: arguments.pop(name) for name in names if name in arguments}
         return {
             "type": "object",
             "properties": {"name": {"const": name}, self.arguments_key: arguments},
