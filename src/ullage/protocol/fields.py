@@ -43,7 +43,6 @@ def _no_effect(reason: str) -> FieldRule:
 
 
 _OLD_TOOLS = "it is the old form of tools and tool_choice"
-_NO_COMPLETION_TOOLS = "tools belong to chat completions"
 _OTHER_CONSTRAINTS = "use response_format, structured_outputs or logit_bias"
 _NO_BEAMS = "beam search is not supported"
 _NO_PROMPT_LOGPROBS = "log-probabilities of the prompt are not supported"
@@ -51,9 +50,6 @@ _AS_STORED = "the model's own settings are used"
 
 FIELD_RULES: Mapping[str, FieldRule] = {
     # OpenAI
-    "tools": _refused(_NO_COMPLETION_TOOLS, []),
-    "tool_choice": _refused(_NO_COMPLETION_TOOLS, "none", "auto"),
-    "parallel_tool_calls": _no_effect("says how to call tools, and there are none"),
     "functions": _refused(_OLD_TOOLS, []),
     "function_call": _refused(_OLD_TOOLS, "none", "auto"),
     "suffix": _refused("filling in the middle is not supported", ""),
