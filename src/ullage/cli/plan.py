@@ -103,7 +103,7 @@ def _print_comparison(model: str | None, path: Path, options: PlanOptions, outpu
     from dataclasses import asdict, replace
 
     from ullage.plan.deployment import load_model
-    from ullage.plan.start_up_log import compare, read_log
+    from ullage.plan.start_up_log import compare, compare_own, read_log
     from ullage.plan.start_up_log.reader import MAX_LOG_BYTES
 
     _only(output, "table", "json")
@@ -117,7 +117,8 @@ def _print_comparison(model: str | None, path: Path, options: PlanOptions, outpu
         raise ConfigError(f"{path} doesn't name the model", hint="name it: ullage plan MODEL --against LOGFILE")
     if options.engine_version is not None:
         log = replace(log, version=options.engine_version)
-    lines = compare(load_model(name).config, log)
+    planned = load_model(name)
+    lines = compare_own(planned, log) if log.engine == "ullage" else compare(planned.config, log)
     if output == "json":
         _print_json([{**asdict(line), "difference": line.difference} for line in lines])
     else:

@@ -12,7 +12,7 @@ from ullage.plan.deployment.alternatives import alternatives
 from ullage.plan.deployment.planner import DeploymentPlan
 from ullage.plan.deployment.questions import DeviceChoice
 from ullage.plan.deployment.roofline import estimate_speed
-from ullage.plan.reports.documents import speed_sentence
+from ullage.plan.reports.documents import speed_sentence, work_sentence
 from ullage.plan.reports.engine_settings import ready_settings
 from ullage.plan.reports.verdict import verdict
 from ullage.plan.start_up_log import Comparison, StartUpLog
@@ -35,6 +35,8 @@ def print_plan(console: Console, plan: DeploymentPlan) -> None:
         console.print("\nwhat would fit, the nearest first:")
         for number, alternative in enumerate(found, 1):
             console.print(f"  {number}. {alternative.sentence}")
+    if plan.work is not None:
+        console.print(Text(f"\nthe work, {work_sentence(plan.work)}", style="dim"))
     speed = estimate_speed(plan)
     if speed is not None:
         console.print(Text(f"\nspeed, {speed_sentence(speed)}", style="dim"))

@@ -22,6 +22,9 @@ class GenerationRequest:
     sampling: SamplingParams
     cache_salt: str = ""
     """Requests share cached prefixes only when their salts are equal."""
+    streamed: bool = True
+    """False: the last output is the only one, and has everything. Waking a reader for each token takes time from the
+    step that runs meanwhile."""
     tenant: str = ""
     """Who pays: tenants share the engine fairly, by ``weight``."""
     weight: float = 1.0

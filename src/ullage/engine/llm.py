@@ -86,26 +86,27 @@ class LLM:
         :raises RequestError: a prompt that can't be served; the whole batch ends
         """
         batch = prompts if isinstance(prompts, list) else [prompts]
-        completions = self._run(self._complete_all([self._request(prompt, sampling) for prompt in batch]))
+        requests = [self._request(prompt, sampling, streamed=False) for prompt in batch]
+        completions = self._run(self._complete_all(requests))
         return completions if isinstance(prompts, list) else completions[0]
 
     def generate_stream(self, prompt: Prompt, sampling: SamplingParams | None = None) -> Generator[GenerationOutput]:
         """Continues one prompt, piece by piece. Leaving the iterator early ends the request."""
-        return self._stream(self._request(prompt, sampling))
+        return self._stream(self._request(prompt, sampling, streamed=True))
 
     def chat(self, messages: Sequence[Message], sampling: SamplingParams | None = None) -> Completion:
         """The answer to a conversation, by the model's own chat template.
 
         :raises InvalidRequestError: the model has no chat template, or it refuses the messages
         """
-        (completion,) = self._run(self._complete_all([self._chat_request(messages, sampling)]))
+        (completion,) = self._run(self._complete_all([self._chat_request(messages, sampling, streamed=False)]))
         return completion
 
     def chat_stream(
         self, messages: Sequence[Message], sampling: SamplingParams | None = None
     ) -> Generator[GenerationOutput]:
         """The answer to a conversation, piece by piece. Leaving the iterator early ends the request."""
-        return self._stream(self._chat_request(messages, sampling))
+        return self._stream(self._chat_request(messages, sampling, streamed=True))
 
     @property
     def runner_name(self) -> str:
@@ -140,7 +141,7 @@ class LLM:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def _request(self, prompt: Prompt, sampling: SamplingParams | None) -> GenerationRequest:
+    def _request(self, prompt: Prompt, sampling: SamplingParams | None, *, streamed: bool) -> GenerationRequest:
         if not isinstance(prompt, str | tuple):
             raise InvalidRequestError(
                 f"a prompt is a text or a tuple of token ids, not {type(prompt).__name__}",
@@ -152,9 +153,11 @@ class LLM:
                 f"sampling is one SamplingParams for all prompts, not {type(sampling).__name__}", param="sampling"
             )
         token_ids = tuple(self._built.tokenizer.encode(prompt)) if isinstance(prompt, str) else prompt
-        return GenerationRequest(token_ids, sampling or SamplingParams())
+        return GenerationRequest(token_ids, sampling or SamplingParams(), streamed=streamed)
 
-    def _chat_request(self, messages: Sequence[Message], sampling: SamplingParams | None) -> GenerationRequest:
+    def _chat_request(
+        self, messages: Sequence[Message], sampling: SamplingParams | None, *, streamed: bool
+    ) -> GenerationRequest:
         template = self._built.chat_template
         if template is None:
             raise InvalidRequestError(
@@ -166,7 +169,7 @@ class LLM:
                 param="messages",
                 hint='like [{"role": "user", "content": "Hello"}]; generate takes plain texts',
             )
-        return self._request(tuple(template.render(messages)), sampling)
+        return self._request(tuple(template.render(messages)), sampling, streamed=streamed)
 
     async def _complete_all(self, requests: Sequence[GenerationRequest]) -> list[Completion]:
         """Keeps the engine full without ever overflowing its queue; the first error ends them all."""

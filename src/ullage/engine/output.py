@@ -25,6 +25,15 @@ class OpenRequest:
     detokenizer: Detokenizer | None
     latest: GenerationOutput
     """For its counts."""
+    held: list[GenerationOutput] | None
+    """What waits for the last output; None: nothing waits, the request is streamed."""
+
+    def release(self, output: GenerationOutput) -> GenerationOutput | None:
+        """What its reader is given when ``output`` has come; None: nothing yet."""
+        if self.held is None:
+            return output
+        self.held.append(output)
+        return None if output.finish_reason is None else merge_outputs(self.held)
 
 
 class TextEngine:
@@ -91,15 +100,17 @@ class TextEngine:
         request_id = self.core.add_request(
             request.prompt_token_ids, request.sampling, cache_salt=request.cache_salt, matcher=matcher
         )
-        self._open[request_id] = OpenRequest(self._detokenizer_for(request), nothing_yet(request))
+        held: list[GenerationOutput] | None = None if request.streamed else []
+        self._open[request_id] = OpenRequest(self._detokenizer_for(request), nothing_yet(request), held)
         return request_id
 
     def step(self) -> list[tuple[int, GenerationOutput]]:
         """Runs one step of the core; needs ``has_work``.
 
-        :return: (request id, output) for each request that got a token
+        :return: (request id, output) for each request that has something for its reader
         """
-        return [(token.request_id, self._take_in(token)) for token in self.core.step()]
+        outputs = [(token.request_id, self._take_in(token)) for token in self.core.step()]
+        return [(request_id, output) for request_id, output in outputs if output is not None]
 
     def abort(self, request_id: int) -> GenerationOutput | None:
         """Ends a request now. Its last output brings the text held back so far; None when it had ended already."""
@@ -107,7 +118,7 @@ class TextEngine:
             return None
         request = self._open.pop(request_id)
         text = request.detokenizer.finish() if request.detokenizer else ""
-        return replace(request.latest, text=text, token_ids=(), logprobs=(), finish_reason="abort")
+        return request.release(replace(request.latest, text=text, token_ids=(), logprobs=(), finish_reason="abort"))
 
     def _detokenizer_for(self, request: GenerationRequest) -> Detokenizer | None:
         if self._tokenizer is None:
@@ -121,7 +132,7 @@ class TextEngine:
             visible_token_ids=request.sampling.visible_token_ids,
         )
 
-    def _take_in(self, token: TokenOutput) -> GenerationOutput:
+    def _take_in(self, token: TokenOutput) -> GenerationOutput | None:
         request = self._open[token.request_id]
         text, stop_text = _text_of(token, request.detokenizer)
         finish_reason: FinishReason | None = token.finish_reason
@@ -143,7 +154,7 @@ class TextEngine:
             request.latest = output
         else:
             del self._open[token.request_id]
-        return output
+        return request.release(output)
 
 
 def nothing_yet(request: GenerationRequest) -> GenerationOutput:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -127,7 +130,7 @@ class NativeDecoder:
         ropes = self._add_ropes(spec)
         self._add_operators(spec, layout, ropes)
         self._decoder.set_workspace(max_num_tokens, workspace_layout.offsets)
-        pack_weights(model, layout, arena)
+        pack_weights(model, layout, arena, num_threads)
 
     @property
     def isa(self) -> str:
@@ -227,36 +230,54 @@ def sample_logits(logits: NDArray[np.float32], sampling: SamplingBatch, isa: str
     return sampled
 
 
-def pack_weights(model: ModelFile, layout: WeightLayout, arena: NDArray[np.uint8]) -> None:
-    """Reads tensor by tensor and packs each into its place.
+def pack_weights(model: ModelFile, layout: WeightLayout, arena: NDArray[np.uint8], num_threads: int) -> None:
+    """Reads tensors a piece at a time and packs each into its place: no two pieces share a byte.
 
     :raises ModelFileError: a tensor holds NaN or infinity
     """
-    for matrix in layout.matrices():
-        for rows in matrix.source.rows:
-            _pack_rows(model, matrix, rows, arena)
+    shapes = expected_tensors(model.spec)
+    pieces = [
+        piece
+        for matrix in layout.matrices()
+        for source in matrix.source.rows
+        for piece in _pieces(matrix, source, *shapes[source.tensor])
+    ]
+    with ThreadPoolExecutor(num_threads, thread_name_prefix="pack") as threads:
+        for _ in threads.map(lambda piece: _pack_piece(model, piece, arena), pieces):
+            pass  # an error comes out here
     for operator in layout.operators:
         for vector in operator.vectors.values():
             _copy_vector(model, vector, arena)
 
 
-def _pack_rows(model: ModelFile, matrix: PackedMatrix, source: Rows, arena: NDArray[np.uint8]) -> None:
-    """The rows of one tensor, a piece at a time: an embedding is never in memory whole as float32."""
-    num_rows, k = expected_tensors(model.spec)[source.tensor]
-    stored_type = model.stored_type(source.tensor)
-    carried = matrix.carries
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Rows of one tensor, few enough that an embedding is never in memory whole as float32."""
+
+    matrix: PackedMatrix
+    source: Rows
+    first_row: int
+    num_rows: int
+
+
+def _pieces(matrix: PackedMatrix, source: Rows, num_rows: int, k: int) -> Iterator[Piece]:
     step = max(PIECE_ELEMENTS // k // PANEL_OUTPUTS, 1) * PANEL_OUTPUTS
     for first in range(0, num_rows, step):
-        count = min(step, num_rows - first)
-        place = (source.first_output + first // PANEL_OUTPUTS * source.group_stride, source.group_stride)
-        target = (arena, matrix.offset, matrix.outputs, matrix.k, matrix.format.name)
-        if not carried:
-            _native.pack(*target, model.read_rows(source.tensor, first, count), *place)
-        elif not _native.pack_stored(*target, model.read_stored_rows(source.tensor, first, count), stored_type, *place):
-            raise ModelFileError(
-                f"{model.path}: tensor {source.tensor} holds NaN or infinity",
-                hint="the file is damaged; fetch it again",
-            )
+        yield Piece(matrix, source, first, min(step, num_rows - first))
+
+
+def _pack_piece(model: ModelFile, piece: Piece, arena: NDArray[np.uint8]) -> None:
+    matrix, source = piece.matrix, piece.source
+    rows = (source.tensor, piece.first_row, piece.num_rows)
+    place = (source.first_output + piece.first_row // PANEL_OUTPUTS * source.group_stride, source.group_stride)
+    target = (arena, matrix.offset, matrix.outputs, matrix.k, matrix.format.name)
+    if not matrix.carries:
+        _native.pack(*target, model.read_rows(*rows), *place)
+    elif not _native.pack_stored(*target, model.read_stored_rows(*rows), model.stored_type(source.tensor), *place):
+        raise ModelFileError(
+            f"{model.path}: tensor {source.tensor} holds NaN or infinity",
+            hint="the file is damaged; fetch it again",
+        )
 
 
 def _copy_vector(model: ModelFile, vector: PackedVector, arena: NDArray[np.uint8]) -> None:

@@ -123,37 +123,53 @@ def make_plan(
     :raises PlanError: more memory than available; the message names a pool that would fit
     """
     max_model_len = _context_of(spec, request)
-    native = request.runner == "native"
-    if native:
+    if request.runner == "native":
         layout.check_runnable(spec, request.block_size)
-    block_bytes = (
-        layout.kv_block_bytes(spec, request.block_size, request.kv_type)
-        if native
-        else layout.numpy_block_bytes(spec, request.block_size)
-    )
     groups = layer_groups(spec)
-    windows = tuple(group.window for group in groups)
-    demand = BlockDemand(request.block_size, windows, request.max_num_batched_tokens)
-    num_blocks = _num_blocks(request, demand, max_model_len, block_bytes)
-    sizes = (num_blocks, request.block_size, request.max_num_seqs)
-    if native:
-        planned = layout.native_memory(
-            spec,
-            *sizes,
-            weight_type=request.weight_type,
-            stored_types=stored_types,
-            kv_type=request.kv_type,
-            max_num_batched_tokens=request.max_num_batched_tokens,
-            num_threads=request.num_threads,
-        )
-    else:
-        planned = layout.numpy_memory(spec, *sizes)
+    demand = _demand(groups, request)
+    num_blocks = blocks_asked_for(spec, request)
+    planned = planned_memory(spec, stored_types, request, num_blocks)
     formulas = _formulas(spec, stored_types, request, groups, num_blocks)
     accounts = [Account(name, num_bytes, formulas[name]) for name, num_bytes in planned.items()]
     accounts.append(Account("runtime", runtime_bytes, "interpreter, libraries and tokenizer, measured"))
     limit = available_bytes + runtime_bytes
-    accounts.append(_headroom(accounts, limit, num_blocks, demand.num_groups, block_bytes))
-    return Plan(tuple(accounts), limit, max_model_len, num_blocks, block_bytes, demand)
+    headroom = limit - sum(account.num_bytes for account in accounts)
+    if headroom < 0:
+        raise _cannot_hold(spec, stored_types, request, accounts, limit)
+    accounts.append(Account("headroom", headroom, f"stays free of the {format_bytes(limit)} this process may use"))
+    return Plan(tuple(accounts), limit, max_model_len, num_blocks, planned["kv_pool"] // num_blocks, demand)
+
+
+def planned_memory(
+    spec: ModelSpec, stored_types: Mapping[str, str], request: PlanRequest, num_blocks: int
+) -> dict[str, int]:
+    """Bytes of each account that the runner allocates, with a pool of so many blocks."""
+    sizes = (num_blocks, request.block_size, request.max_num_seqs)
+    if request.runner == "numpy":
+        return layout.numpy_memory(spec, *sizes)
+    return layout.native_memory(
+        spec,
+        *sizes,
+        weight_type=request.weight_type,
+        stored_types=stored_types,
+        kv_type=request.kv_type,
+        max_num_batched_tokens=request.max_num_batched_tokens,
+        num_threads=request.num_threads,
+    )
+
+
+def blocks_asked_for(spec: ModelSpec, request: PlanRequest) -> int:
+    """:raises ConfigError: a pool too small for any use, or a context beyond the model's"""
+    block_bytes = (
+        layout.kv_block_bytes(spec, request.block_size, request.kv_type)
+        if request.runner == "native"
+        else layout.numpy_block_bytes(spec, request.block_size)
+    )
+    return _num_blocks(request, _demand(layer_groups(spec), request), _context_of(spec, request), block_bytes)
+
+
+def _demand(groups: tuple[LayerGroup, ...], request: PlanRequest) -> BlockDemand:
+    return BlockDemand(request.block_size, tuple(group.window for group in groups), request.max_num_batched_tokens)
 
 
 def _context_of(spec: ModelSpec, request: PlanRequest) -> int:
@@ -218,30 +234,21 @@ _WHAT_TO_LOWER = {
 }
 
 
-def _headroom(accounts: list[Account], limit: int, num_blocks: int, least_blocks: int, block_bytes: int) -> Account:
-    """What the other accounts leave.
+def _cannot_hold(
+    spec: ModelSpec, stored_types: Mapping[str, str], request: PlanRequest, accounts: list[Account], limit: int
+) -> PlanError:
+    """Says what is missing and, where there are any, the nearest plans that can hold."""
+    from ullage.plan.nearest_plans import describe, nearest_plans
 
-    :param least_blocks: of a pool that is any use
-    :raises PlanError: they leave nothing
-    """
     total = sum(account.num_bytes for account in accounts)
-    headroom = limit - total
-    if headroom < 0:
-        blocks_that_fit = num_blocks + headroom // block_bytes
-        if blocks_that_fit >= least_blocks:
-            pool_bytes = blocks_that_fit * block_bytes
-            hint = (
-                f"lower kv_memory: {format_bytes(pool_bytes)} ({pool_bytes} bytes, {blocks_that_fit} blocks) would fit"
-            )
-        else:
-            largest = max((a for a in accounts if a.name != "kv_pool"), key=lambda account: account.num_bytes)
-            hint = (
-                f"even the smallest pool doesn't fit; {largest.name} takes most, {format_bytes(largest.num_bytes)}: "
-                f"{_WHAT_TO_LOWER[largest.name]}"
-            )
-        raise PlanError(
-            f"the plan needs {format_bytes(total)} ({total} bytes), "
-            f"but this process may use {format_bytes(limit)} ({limit} bytes)",
-            hint=hint,
-        )
-    return Account("headroom", headroom, f"stays free of the {format_bytes(limit)} this process may use")
+    runtime = accounts[-1].num_bytes
+    plans = nearest_plans(spec, stored_types, request, limit - runtime)
+    largest = max((a for a in accounts if a.name != "kv_pool"), key=lambda account: account.num_bytes)
+    return PlanError(
+        f"the plan needs {format_bytes(total)} ({total} bytes), "
+        f"but this process may use {format_bytes(limit)} ({limit} bytes)",
+        hint=describe(plans)
+        if plans
+        else f"even the smallest pool doesn't fit; {largest.name} takes most, {format_bytes(largest.num_bytes)}: "
+        f"{_WHAT_TO_LOWER[largest.name]}",
+    )

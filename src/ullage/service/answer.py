@@ -106,7 +106,12 @@ class Asked:
                 visible_token_ids=self.visible_token_ids,
             )
             requests += [
-                GenerationRequest(prompt, of_choice(sampling, choice), self.fields.cache_salt or "")
+                GenerationRequest(
+                    prompt,
+                    of_choice(sampling, choice),
+                    cache_salt=self.fields.cache_salt or "",
+                    streamed=bool(self.fields.stream),
+                )
                 for choice in range(self.fields.num_choices)
             ]
         return requests

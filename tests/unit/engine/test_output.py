@@ -123,6 +123,25 @@ def test_abort_releases_the_text_held_back_and_comes_once():
     assert not engine.has_work
 
 
+def test_a_request_that_is_not_streamed_has_one_output_with_everything_a_stream_brings():
+    streamed, engine = run(make_engine(), logprobs=1, stop=("so on",)), make_engine()
+    sampling = SamplingParams(max_tokens=40, logprobs=1, stop=("so on",))
+    request_id = engine.add_request(GenerationRequest(PROMPT, sampling, streamed=False))
+    outputs = []
+    while engine.has_work:
+        outputs += engine.step()
+    assert outputs == [(request_id, streamed)]
+
+
+def test_abort_of_a_request_that_is_not_streamed_gives_what_it_had_so_far():
+    engine = make_engine()
+    request_id = engine.add_request(GenerationRequest(PROMPT, SamplingParams(max_tokens=40), streamed=False))
+    assert [output for _ in range(4) for output in engine.step()] == []
+    last = engine.abort(request_id)
+    assert last is not None
+    assert (last.text, last.token_ids, last.finish_reason) == ("hell", tuple(b"hell"), "abort")
+
+
 class SpeechlessRunner(ScriptedRunner):
     """Finds no token for the third of a request that wants log-probabilities."""
 

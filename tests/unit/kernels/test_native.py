@@ -275,7 +275,7 @@ def packed_model(model: RandomModel, weight_type: WeightType) -> dict[str, NDArr
     """Its matrices by name, packed and read back."""
     layout = weight_layout(model.spec, weight_type, tensor_types(model))
     arena = arena_of(layout.num_bytes)
-    pack_weights(model, layout, arena)
+    pack_weights(model, layout, arena, num_threads=2)
     for operator in layout.operators:
         for vector in operator.vectors.values():
             values = arena[vector.offset : vector.offset + 4 * vector.length].view(np.float32)

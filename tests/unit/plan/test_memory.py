@@ -135,15 +135,6 @@ def test_a_plan_of_exactly_what_there_is_holds_and_one_byte_less_does_not(runner
         plan_of(runner=runner, available=needed - 1)
 
 
-def test_a_plan_that_does_not_fit_names_a_pool_that_would():
-    with pytest.raises(PlanError) as error:
-        plan_of(kv_memory_bytes=2 * GIB, available=GIB)
-    named = int(error.value.hint.split("(")[1].split()[0])
-    assert plan_of(kv_memory_bytes=named, available=GIB).planned_bytes()["kv_pool"] == named
-    with pytest.raises(PlanError):
-        plan_of(kv_memory_bytes=named + 32 * 23_040, available=GIB)
-
-
 @pytest.mark.parametrize(
     ("changes", "hint"),
     [
@@ -197,16 +188,6 @@ def test_a_pool_smaller_than_a_block_for_each_group_is_refused():
         plan_of(GEMMA, kv_memory_bytes=6 * 32 * 3072 - 1)
     assert str(6 * 32 * 3072) in error.value.hint
     assert plan_of(GEMMA, kv_memory_bytes=6 * 32 * 3072).max_request_tokens == 32
-
-
-def test_a_plan_that_leaves_less_than_a_block_for_each_group_names_the_largest_account():
-    needed = sum(account.num_bytes for account in plan_of(GEMMA, kv_memory_bytes=6 * 32 * 3072).accounts[:-2])
-    with pytest.raises(PlanError) as error:
-        plan_of(GEMMA, available=needed)
-    assert "6 blocks) would fit" in error.value.hint
-    with pytest.raises(PlanError) as error:
-        plan_of(GEMMA, available=needed - 1)
-    assert "even the smallest pool doesn't fit" in error.value.hint
 
 
 def test_the_process_takes_all_but_the_headroom():

@@ -143,6 +143,11 @@ struct AttentionScratch {
   }
 };
 
+// Up to so many rows, what comes next is fetched line by line during the products. More leave no registers for that, and
+// are so long at one block that the next is fetched at once.
+constexpr int kMostRowsFetching = ULLAGE_TILES ? 4 : 8;
+constexpr int kItemRows = ULLAGE_TILES ? kMaxAttentionRows : kMaxAttentionRows / kMaxRows * kMaxRows;
+
 struct Item {
   const int32_t* table;  // block table of the sequence
   int kv_head;
@@ -155,11 +160,6 @@ struct Item {
 
 // Bytes of a row per k, in the form multiply_bf16 reads.
 constexpr int kRowBytesPerK = ULLAGE_DOT_PRODUCTS ? 2 : 4;
-
-struct PanelPair {
-  const uint8_t* left;
-  const uint8_t* right;
-};
 
 #if ULLAGE_TILES
 // As multiply_panels, for all 16 rows that an item has room for.
@@ -176,13 +176,13 @@ ULLAGE_INLINE void multiply_panels_by_tiles(const uint8_t* rows, size_t row_stri
     tile_zero(1);
   }
   for (int c = 0; c < num_chunks; ++c) {
-    const auto [left, right] = panels(c);
+    const PanelPair at = panels(c);
     for (int start = 0; start < chunk_k; start += kTileTerms) {
       tile_load(4, rows + 2 * (static_cast<size_t>(c) * chunk_k + start), row_stride);
-      tile_load(6, left + static_cast<size_t>(start) * kPanel * 2, 64);
+      tile_load(6, at.left + static_cast<size_t>(start) * kPanel * 2, 64);
       tile_multiply(0, 4, 6);
       if (!both) continue;
-      tile_load(7, right + static_cast<size_t>(start) * kPanel * 2, 64);
+      tile_load(7, at.right + static_cast<size_t>(start) * kPanel * 2, 64);
       tile_multiply(1, 4, 7);
     }
   }
@@ -191,7 +191,8 @@ ULLAGE_INLINE void multiply_panels_by_tiles(const uint8_t* rows, size_t row_stri
 }
 #endif
 
-// out[r][columns of the two panels] (+)= rows * panels, for all rows of an item; panels(chunk) gives left and right.
+// out[r][columns of the two panels] (+)= rows * panels, for all rows of an item. panels(chunk) gives those of a chunk;
+// panels(num_chunks) what is read next, which is fetched meanwhile (for up to kMostRowsFetching rows).
 template <class Panels>
 ULLAGE_INLINE void multiply_panels(const uint8_t* rows, size_t row_stride, int num_rows, int num_chunks, int chunk_k,
                                    Panels&& panels, float* out, size_t ld_out, bool accumulate, bool both) {
@@ -211,8 +212,12 @@ ULLAGE_INLINE void multiply_panels(const uint8_t* rows, size_t row_stride, int n
       const uint8_t* at[M];
       for (int m = 0; m < M; ++m)
         at[m] = rows + (first + m) * row_stride + static_cast<size_t>(c) * chunk_k * kRowBytesPerK;
-      const auto [left, right] = panels(c);
-      multiply_bf16<M, false>(at, left, right, chunk_k, acc);
+      multiply_bf16<M>(at, panels(c), chunk_k, acc,
+                       [next = panels(c + 1)](const uint8_t*, const uint8_t*, size_t offset) {
+                         if constexpr (M > kMostRowsFetching) return;
+                         __builtin_prefetch(next.left + offset, 0, 2);
+                         __builtin_prefetch(next.right + offset, 0, 2);
+                       });
     }
     for (int m = 0; m < M; ++m)
       for (int j = 0; j < kTileVecs; ++j)
@@ -280,23 +285,38 @@ class Attention {
         s_(d.shape, scratch) {}
 
   void run(const Item& item) {
-    const int block = shape_.block_size;
     load_queries(item);
-    const int last = position_of(item, item.num_rows - 1);
-    int begin = op_.window ? position_of(item, 0) + 1 - op_.window : 0;
-    begin = begin > 0 ? begin / block * block : 0;
-    const int span = block >= kSpanTokens ? block : kSpanTokens / block * block;
-    // A part is a share of the spans; the last may be short or empty.
-    const int num_spans = (last + 1 - begin + span - 1) / span;
-    const int per_part = (num_spans + item.num_parts - 1) / item.num_parts;
-    const int end = clamp(begin + (item.part + 1) * per_part * span, last + 1);
-    for (int start = begin + item.part * per_part * span; start < end; start += span)
-      attend_span(item, start, end - start < span ? end - start : span);
+    const int block = shape_.block_size, span = block >= kSpanTokens ? block : kSpanTokens / block * block;
+    const auto [begin, end] = tokens_of(item);
+    for (int start = begin; start < end; start += span) {
+      const int after = start + span < end ? start + span : begin;
+      attend_span(item, start, end - start < span ? end - start : span, after / block);
+    }
     item.num_parts == 1 ? finish(item) : leave_part(item);
+  }
+
+  // Brings the keys and values of an item near, ahead of its run.
+  void prefetch(const Item& item) const {
+    const auto [begin, end] = tokens_of(item);
+    for (int start = begin; start < end; start += shape_.block_size) prefetch_block(item, start / shape_.block_size);
   }
 
  private:
   int position_of(const Item& item, int r) const { return item.position + (item.first_row + r) / shape_.group(); }
+
+  struct Tokens {
+    int begin, end;
+  };
+
+  // The tokens that an item sees: its share of the blocks from the first one in the window. It may be short or empty.
+  Tokens tokens_of(const Item& item) const {
+    const int block = shape_.block_size, last = position_of(item, item.num_rows - 1);
+    const int first = op_.window ? position_of(item, 0) + 1 - op_.window : 0;
+    const int first_block = first > 0 ? first / block : 0, num_blocks = last / block + 1 - first_block;
+    const int per_part = (num_blocks + item.num_parts - 1) / item.num_parts;
+    const int begin = (first_block + item.part * per_part) * block;
+    return {begin, clamp(begin + per_part * block, last + 1)};
+  }
 
   CacheBlock cache(const Item& item, int index) const {
     return CacheBlock(shape_, pool_, item.table[index], item.kv_head);
@@ -330,33 +350,37 @@ class Attention {
     for (size_t line = 0; line < shape_.head_block_bytes(); line += 64) __builtin_prefetch(keys + line, 0, 2);
   }
 
-  void attend_span(const Item& item, int start, int count) {
+  // One span of an item, of whose blocks `index_after` is read next.
+  void attend_span(const Item& item, int start, int count, int index_after) {
     const int block = shape_.block_size, head = shape_.head_size;
     const int first_block = start / block, num_blocks = (count + block - 1) / block, num_tokens = num_blocks * block;
-    const int last_block = position_of(item, item.num_rows - 1) / block;
     for (int b = 0; b < num_blocks; ++b) {
-      if (first_block + b < last_block) prefetch_block(item, first_block + b + 1);
-      score_block(item, first_block + b, b * block);
+      const bool is_last = b + 1 == num_blocks;
+      if (item.num_rows > kMostRowsFetching && !is_last) prefetch_block(item, first_block + b + 1);
+      const uint8_t* next = is_last ? cache(item, first_block).values : cache(item, first_block + b + 1).keys;
+      score_block(cache(item, first_block + b), next, item.num_rows, b * block);
     }
     for (int r = 0; r < item.num_rows; ++r) {
       const int position = position_of(item, r);
       const int from = op_.window ? position + 1 - op_.window - start : 0;
       softmax_span(s_, r, clamp(from, num_tokens), clamp(position + 1 - start, num_tokens), num_tokens, head, int8_);
     }
-    add_values(item, first_block, num_blocks);
+    add_values(item, first_block, num_blocks, cache(item, index_after).keys);
   }
 
-  void score_block(const Item& item, int index, int column) {
-    const CacheBlock at = cache(item, index);
+  // `next`: stored keys or values of which as much is fetched meanwhile; int8 values lie right behind their keys.
+  void score_block(const CacheBlock& at, const uint8_t* next, int num_rows, int column) {
     const uint8_t* keys = panels_of(at.keys);
     const size_t panel_bytes = static_cast<size_t>(shape_.head_size) * kPanel * 2;
     const int num_panels = shape_.block_size / kPanel;
     for (int p = 0; p < num_panels; p += 2) {
       const bool both = p + 1 < num_panels;
-      const uint8_t* left = keys + p * panel_bytes;
-      multiply_panels(s_.q, 4 * static_cast<size_t>(shape_.head_size), item.num_rows, 1, shape_.head_size,
-                      [&](int) { return PanelPair{left, both ? left + panel_bytes : left}; },
-                      s_.scores + column + p * kPanel, kSpanTokens, false, both);
+      const auto pair = [&](const uint8_t* from) {
+        return PanelPair{from + p * panel_bytes, from + (both ? p + 1 : p) * panel_bytes};
+      };
+      multiply_panels(s_.q, 4 * static_cast<size_t>(shape_.head_size), num_rows, 1, shape_.head_size,
+                      [&](int chunk) { return pair(chunk == 0 ? keys : next); }, s_.scores + column + p * kPanel,
+                      kSpanTokens, false, both);
     }
     if (int8_) {
       memcpy(s_.key_scales + column, at.key_scales, sizeof(float) * shape_.block_size);
@@ -364,7 +388,7 @@ class Attention {
     }
   }
 
-  void add_values(const Item& item, int first_block, int num_blocks) {
+  void add_values(const Item& item, int first_block, int num_blocks, const uint8_t* next) {
     // bf16 values are read in place, all blocks of a span for one pair of panels; int8 ones a widened block at a time.
     const int at_once = int8_ ? 1 : num_blocks;
     const size_t panel_bytes = static_cast<size_t>(shape_.block_size) * kPanel * 2;
@@ -375,8 +399,10 @@ class Attention {
       for (int p = 0; p < num_panels; p += 2) {
         const bool both = p + 1 < num_panels;
         const auto panels = [&](int b) {
-          const uint8_t* values = widened ? widened : cache(item, first_block + b).values;
-          return PanelPair{values + p * panel_bytes, values + (both ? p + 1 : p) * panel_bytes};
+          if (!widened && b == num_blocks && p + 2 >= num_panels) return PanelPair{next, next + panel_bytes};
+          const int ahead = b == at_once ? 2 : 0;  // back to the first block, for the next pair of panels
+          const uint8_t* values = widened ? widened : cache(item, first_block + (ahead ? 0 : b)).values;
+          return PanelPair{values + (p + ahead) * panel_bytes, values + (p + ahead + both) * panel_bytes};
         };
         multiply_panels(p_rows, 4 * static_cast<size_t>(kSpanTokens), item.num_rows, at_once, shape_.block_size, panels,
                         s_.out + p * kPanel, shape_.head_size, true, both);

@@ -17,6 +17,7 @@ constexpr int kSpanTokens = 256;       // tokens of the context whose scores are
 constexpr int kReleasedBlock = -1;     // in a block table: given back, behind the window of every row to come
 constexpr int kFewRows = 4;            // up to so many rows every thread prepares all of them for itself
 constexpr int kSpareRows = 16;
+constexpr int kLeastTokensShared = 128;  // of a context that is split
 constexpr int kMaxParts = 16;          // that the context of a few rows is split into at most
 
 enum class Activation : int32_t { silu = 0, gelu_tanh = 1 };

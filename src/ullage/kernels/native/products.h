@@ -99,16 +99,20 @@ ULLAGE_INLINE void pack_row_bytes(const float* x, int n, int k, uint8_t* to) {
 template <int M>
 using Accumulators = Vec[M][kTileVecs];
 
-// acc += rows[0..M) * (left | right), over k values of k. Fetches ahead where what lies behind the panels is read next.
-template <int M, bool FetchAhead>
-ULLAGE_INLINE void multiply_bf16(const uint8_t* const (&rows)[M], const uint8_t* left, const uint8_t* right, int k,
-                                 Accumulators<M>& acc) {
+struct PanelPair {
+  const uint8_t* left;
+  const uint8_t* right;
+};
+
+// acc += rows[0..M) * panels, over k values of k. fetch(left, right, offset) is called at each pair of lines, to fetch
+// another one from memory.
+template <int M, class Fetch>
+ULLAGE_INLINE void multiply_bf16(const uint8_t* const (&rows)[M], PanelPair panels, int k, Accumulators<M>& acc,
+                                 Fetch&& fetch) {
   for (int i = 0; i < k / 2; ++i) {
-    const uint8_t* step[2] = {left + 64 * static_cast<size_t>(i), right + 64 * static_cast<size_t>(i)};
-    if constexpr (FetchAhead) {
-      __builtin_prefetch(step[0] + kPrefetchBytes, 0, 2);
-      __builtin_prefetch(step[1] + kPrefetchBytes, 0, 2);
-    }
+    const size_t at = 64 * static_cast<size_t>(i);
+    const uint8_t* step[2] = {panels.left + at, panels.right + at};
+    fetch(step[0], step[1], at);
 #if ULLAGE_DOT_PRODUCTS
     const __m512bh w0 = (__m512bh)_mm512_loadu_si512(step[0]);
     const __m512bh w1 = (__m512bh)_mm512_loadu_si512(step[1]);
@@ -138,7 +142,11 @@ static void multiply_tile(const uint8_t* first_row, size_t row_stride, const uin
   Accumulators<M> acc = {};
   const uint8_t* rows[M];
   for (int m = 0; m < M; ++m) rows[m] = first_row + row_stride * m;
-  multiply_bf16<M, true>(rows, panels, panels + static_cast<size_t>(2) * kPanel * k, k, acc);
+  const PanelPair pair = {panels, panels + static_cast<size_t>(2) * kPanel * k};
+  multiply_bf16<M>(rows, pair, k, acc, [](const uint8_t* left, const uint8_t* right, size_t) {
+    __builtin_prefetch(left + kPrefetchBytes, 0, 2);  // a distance known here needs no registers
+    __builtin_prefetch(right + kPrefetchBytes, 0, 2);
+  });
   for (int m = 0; m < M; ++m)
     for (int j = 0; j < kTileVecs; ++j) store(out + m * kTile + j * kLanes, acc[m][j]);
 }

@@ -252,9 +252,10 @@ class Step {
 
   // Bias, per-head norm and rope of q and k; k and v go to the cache.
   void append(const Operator& op) {
-    if (thread_ == 0) state_.next_item.store(0, std::memory_order_relaxed);
+    if (thread_ == 0) state_.next_item.store(d_.num_threads, std::memory_order_relaxed);
     const Share rows = share_of(b_.num_rows, d_.num_threads, thread_);
     for (int row = rows.begin; row < rows.end; ++row) append_row(op, row);
+    if (num_parts_ > 1 && thread_ < items_of(0)) Attention(d_, op, attention_scratch_).prefetch(item_of(op, 0, thread_));
     state_.barrier.wait();
   }
 
@@ -284,23 +285,26 @@ class Step {
     }
   }
 
-  // The context is shared out when a few rows have a long one; there are other items enough otherwise.
+  // The context is shared out when a few rows of one sequence have a long one, so that every thread gets as many items;
+  // there are items enough otherwise.
   int parts() const {
-    if (!few_ || d_.num_threads == 1) return 1;
+    if (!few_ || d_.num_threads == 1 || b_.num_sequences != 1) return 1;
     const int longest = b_.positions[b_.num_rows - 1] + 1;
-    const int num_parts = b_.num_sequences > 1 ? 1 : (longest + kSpanTokens - 1) / kSpanTokens;
+    if (longest < kLeastTokensShared) return 1;
+    const int spans = (longest + kSpanTokens - 1) / kSpanTokens;
+    const int num_parts = (spans + d_.num_threads - 1) / d_.num_threads * d_.num_threads;
     return num_parts < kMaxParts ? num_parts : kMaxParts;
   }
 
   int items_of(int sequence) const {
     const int num_rows = (b_.seq_starts[sequence + 1] - b_.seq_starts[sequence]) * shape_.group();
-    return (num_rows + kMaxAttentionRows - 1) / kMaxAttentionRows * shape_.num_kv_heads * num_parts_;
+    return (num_rows + kItemRows - 1) / kItemRows * shape_.num_kv_heads * num_parts_;
   }
 
   void attend(const Operator& op) {
     Attention attention(d_, op, attention_scratch_);
     int sequence = 0, items_before = 0;
-    for (int i = state_.next_item.fetch_add(1);; i = state_.next_item.fetch_add(1)) {
+    for (int i = thread_;; i = state_.next_item.fetch_add(1)) {
       while (sequence < b_.num_sequences && i >= items_before + items_of(sequence))
         items_before += items_of(sequence++);
       if (sequence == b_.num_sequences) break;
@@ -311,12 +315,12 @@ class Step {
 
   Item item_of(const Operator& op, int sequence, int index) const {
     const int kv_heads = shape_.num_kv_heads, batch_row = b_.seq_starts[sequence];
-    const int first_row = index / num_parts_ / kv_heads * kMaxAttentionRows;
+    const int first_row = index / num_parts_ / kv_heads * kItemRows;
     const int left = (b_.seq_starts[sequence + 1] - batch_row) * shape_.group() - first_row;
     return {b_.table(op.table, sequence),
             index / num_parts_ % kv_heads,
             first_row,
-            left < kMaxAttentionRows ? left : kMaxAttentionRows,
+            left < kItemRows ? left : kItemRows,
             batch_row,
             b_.positions[batch_row],
             index % num_parts_,

@@ -12,17 +12,13 @@ Formats = Mapping[str, str]
 """Engine setting -> choice, for instance weight_type -> int8."""
 
 FORMAT_SETTINGS = ("weight_type", "kv_cache_dtype")
-"""Engine settings, where they exist, whose every choice is measured."""
+"""Engine settings whose every choice is measured."""
 
 
 def format_choices() -> dict[str, tuple[str, ...]]:
-    """Setting -> what it can be; ``auto`` is one of the others."""
+    """Setting -> what it can be."""
     settings = settings_of(EngineOptions)
-    return {
-        name: tuple(choice for choice in settings[name].choices if choice != "auto")
-        for name in FORMAT_SETTINGS
-        if name in settings
-    }
+    return {name: settings[name].choices for name in FORMAT_SETTINGS}
 
 
 def all_formats(choices: Mapping[str, tuple[str, ...]]) -> list[Formats]:

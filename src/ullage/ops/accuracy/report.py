@@ -91,8 +91,8 @@ def _cells(measurement: Measurement) -> tuple[str, ...]:
     accuracy = measurement.accuracy
     return (
         measurement.engine,
-        measurement.formats.get("weight_type", ""),
-        measurement.formats.get("kv_cache_dtype", "bf16"),  # before there was a choice
+        measurement.formats["weight_type"],
+        measurement.formats["kv_cache_dtype"],
         measurement.feeding,
         *(f"{x:.6f}" for x in (accuracy.mean_divergence, accuracy.p99_divergence, accuracy.max_divergence)),
         f"{accuracy.top1_agreement:.2%}",

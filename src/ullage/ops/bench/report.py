@@ -90,8 +90,8 @@ def accuracy_section(name: str, result: Result) -> str:
         formats, accuracy = measured["formats"], measured["accuracy"]
         how = [
             measured["engine"],
-            formats.get("weight_type"),
-            formats.get("kv_cache_dtype", "bf16"),
+            formats["weight_type"],
+            formats["kv_cache_dtype"],
             measured["feeding"],
         ]
         keys = ("mean_divergence", "p99_divergence", "max_divergence")

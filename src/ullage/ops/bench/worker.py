@@ -38,7 +38,8 @@ async def generate_all(
     async def decode_seconds(prompt: tuple[int, ...]) -> float | None:
         arrivals: list[tuple[float, int]] = []  # of outputs, with the tokens until then
         num_tokens = 0
-        async for output in engine.submit(GenerationRequest(prompt, sampling)):
+        # Only a single sequence is watched while it comes.
+        async for output in engine.submit(GenerationRequest(prompt, sampling, streamed=len(prompts) == 1)):
             if output.error is not None:
                 raise output.error
             num_tokens += len(output.token_ids)

@@ -62,6 +62,21 @@ class PlanOptions:
         None, "Context: prompt and output tokens of one request.", shown_default="the model's", at_least=1
     )
     concurrency: int | None = setting(None, "Requests of that context at once.", shown_default="1", at_least=1)
+    prompt_lengths: str | None = setting(
+        None, "Percentiles of prompt tokens, like p50=500,p90=2000, in place of one context.", shown_default="none"
+    )
+    output_lengths: str | None = setting(
+        None, "Percentiles of output tokens, like p50=200,p99=800.", shown_default="none"
+    )
+    request_log: str | None = setting(
+        None, "CSV file or JSON lines with the lengths, and perhaps times, of real requests.", shown_default="none"
+    )
+    arrival_rate: str | None = setting(
+        None, "Requests that arrive, like 2/s or 90/min; says how many run at once.", shown_default="the log's"
+    )
+    cover: float | None = setting(
+        None, "Share of the requests that the context must have room for; longer ones are refused.", shown_default="1"
+    )
     max_num_batched_tokens: int | None = setting(
         None, "Tokens in one step at most.", shown_default="the engine's", at_least=1
     )
@@ -84,6 +99,17 @@ class PlanOptions:
             raise ConfigError(
                 f"headroom must be a share from 0 to 10, got {self.headroom}", hint="25 % is written 0.25"
             )
+        if self.cover is not None and not 0 < self.cover <= 1:
+            raise ConfigError(f"cover must be above 0 and at most 1, got {self.cover}", hint="99 % is written 0.99")
+        if (self.prompt_lengths is None) != (self.output_lengths is None):
+            raise ConfigError("prompt_lengths and output_lengths belong together", hint="give both")
+        if self.prompt_lengths is not None and self.request_log is not None:
+            raise ConfigError("request_log and percentiles both say how long requests are", hint="give one of them")
+        if self.prompt_lengths is None and self.request_log is None:
+            for name in ("arrival_rate", "cover"):
+                if getattr(self, name) is not None:
+                    hint = "give prompt_lengths and output_lengths, or request_log"
+                    raise ConfigError(f"{name} needs to know how long requests are", hint=hint)
         if self.device is not None and self.memory is not None:
             raise ConfigError("device and memory both say how much memory there is", hint="give one of them")
 

@@ -18,6 +18,7 @@ from ullage.plan.deployment.formulas import kv_formulas, weights_formula
 from ullage.plan.deployment.kv_demand import most
 from ullage.plan.deployment.options import DEFAULT_HEADROOM, PlanOptions
 from ullage.plan.deployment.planned_model import PlannedModel
+from ullage.plan.deployment.planned_work import PlannedWork, work_of
 from ullage.plan.deployment.sizing import MANY_REQUESTS, Sizing, sizing_of
 from ullage.plan.kv_memory import KVMemory
 from ullage.plan.memory import Account
@@ -35,6 +36,7 @@ class DeploymentPlan:
     :ivar accounts: what the deployment takes of a device, in order
     :ivar kv_formulas: keys and values of one request, a line for each kind of layer
     :ivar reasons: why it doesn't fit; empty: it does
+    :ivar work: what follows from lengths and arrivals of requests; None: one context and a number are given
     """
 
     model: PlannedModel
@@ -49,6 +51,7 @@ class DeploymentPlan:
     kv_formulas: tuple[str, ...]
     reasons: tuple[str, ...]
     notes: tuple[str, ...]
+    work: PlannedWork | None = None
 
     @property
     def fits(self) -> bool:
@@ -89,12 +92,15 @@ def plan_deployment(model: PlannedModel, options: PlanOptions | None = None) -> 
     cards = cards_of(options)
     memory = None if cards is None else cards.smallest_bytes
     sizing = sizing_of(model, options, memory)
-    context = options.max_model_len or sizing.architecture.max_positions
-    concurrency = options.concurrency or 1
+    work = work_of(model, sizing, options, cards)
+    context = work.context if work else options.max_model_len or sizing.architecture.max_positions
+    concurrency = work.concurrency if work else options.concurrency or 1
     per_copy = -(-concurrency // options.data_parallel)
     pool = _pool_bytes(sizing, options, memory)
-    needed = sizing.demand(per_copy, context)
+    needed = work.needed_bytes if work else sizing.demand(per_copy, context)
     reasons = _reasons(sizing, options, memory, pool, needed, per_copy, context)
+    if work is not None:
+        reasons += work.reasons
     return DeploymentPlan(
         model,
         options,
@@ -108,6 +114,7 @@ def plan_deployment(model: PlannedModel, options: PlanOptions | None = None) -> 
         kv_formulas(sizing, context),
         reasons,
         (*sizing.notes, *_notes(sizing, options, cards)),
+        work,
     )
 
 
@@ -138,7 +145,7 @@ def _accounts(
     sizing: Sizing, options: PlanOptions, memory: int | None, pool: int | None, needed: int, requests: int
 ) -> tuple[Account, ...]:
     weights = Account("weights", sizing.weights.bytes_per_rank, weights_formula(sizing, options))
-    each = format_bytes(-(-needed // requests))
+    each = format_bytes(-(-needed // requests))  # on average, where requests are of many lengths
     kv = Account("KV cache", needed, f"{requests:,} {'request' if requests == 1 else 'requests'} at once x {each}")
     if options.kv_memory is not None and pool is not None:
         kv = Account("KV cache", pool, f"a pool of this size is given; the requests need {format_bytes(needed)} of it")

@@ -9,9 +9,17 @@ Source of the method: Williams et al., "Roofline", 2009; for decoding: Pope et a
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from ullage.plan.architecture import Architecture
 from ullage.plan.deployment.activations import experts_per_token
-from ullage.plan.deployment.planner import DeploymentPlan
+from ullage.plan.deployment.cards import Cards
+from ullage.plan.deployment.options import PlanOptions
+from ullage.plan.deployment.planned_model import PlannedModel
+from ullage.plan.deployment.sizing import Sizing
+
+if TYPE_CHECKING:
+    from ullage.plan.deployment.planner import DeploymentPlan
 
 BANDWIDTH_SHARE = 0.7
 COMPUTE_SHARE = 0.5
@@ -35,35 +43,65 @@ class SpeedEstimate:
     tokens_per_second: float
 
 
-def estimate_speed(plan: DeploymentPlan) -> SpeedEstimate | None:
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """Seconds of a step and of a prompt on known devices. ``share_*`` of 1 are the bounds."""
+
+    sizing: Sizing
+    options: PlanOptions
+    bandwidth: float
+    flops: float
+    chosen_experts: int
+
+    def step_seconds(self, requests: int, kv_bytes: float, bandwidth_share: float, compute_share: float) -> float:
+        """One token of each of so many requests of one copy."""
+        active, touched = _shares(self.sizing.architecture, self.chosen_experts, requests)
+        # Stages of a pipeline work one after another for one token: their times add up.
+        read = (self.sizing.weights.bytes_per_rank * touched + kv_bytes) * self.options.pipeline_parallel
+        work = self._work(active) * requests
+        return max(read / self.bandwidth / bandwidth_share, work / self.flops / compute_share)
+
+    def prompt_seconds(self, tokens: float, requests: int, bandwidth_share: float, compute_share: float) -> float:
+        active, _ = _shares(self.sizing.architecture, self.chosen_experts, requests)
+        read = self.sizing.weights.bytes_per_rank * self.options.pipeline_parallel
+        work = self._work(active) * tokens
+        return max(work / self.flops / compute_share, read / self.bandwidth / bandwidth_share)
+
+    def _work(self, active: float) -> float:
+        return 2 * self.sizing.weights.parameters * active / self.options.tensor_parallel
+
+
+def roofline_of(model: PlannedModel, sizing: Sizing, options: PlanOptions, cards: Cards | None) -> Roofline | None:
     """None: bandwidth or compute of the device isn't known."""
-    cards = plan.cards
     if cards is None or cards.bandwidth is None:
         return None
     flops = cards.flops.get("bf16") or cards.flops.get("fp16") or cards.flops.get("fp32")
     if not flops:
         return None
-    stages = plan.options.pipeline_parallel
-    active, touched = _shares(plan)
+    return Roofline(sizing, options, cards.bandwidth, flops, experts_per_token(model.config))
+
+
+def estimate_speed(plan: DeploymentPlan) -> SpeedEstimate | None:
+    """None: bandwidth or compute of the device isn't known."""
+    roofline = roofline_of(plan.model, plan.sizing, plan.options, plan.cards)
+    if roofline is None:
+        return None
     requests = plan.requests_per_copy
     prompt = plan.options.prompt_tokens or max(1, plan.context // 2)
-    # Stages of a pipeline work one after another for one token: their times add up.
-    read = (plan.sizing.weights.bytes_per_rank * touched + plan.kv_needed_bytes) * stages
-    work = 2 * plan.sizing.weights.parameters * active / plan.options.tensor_parallel
-    step = max(read / cards.bandwidth, work * requests / flops)
-    first = max(work * prompt / flops, plan.sizing.weights.bytes_per_rank * stages / cards.bandwidth)
-    slower = max(read / cards.bandwidth / BANDWIDTH_SHARE, work * requests / flops / COMPUTE_SHARE)
-    slower_first = max(
-        work * prompt / flops / COMPUTE_SHARE,
-        plan.sizing.weights.bytes_per_rank * stages / cards.bandwidth / BANDWIDTH_SHARE,
+    best, likely = (1.0, 1.0), (BANDWIDTH_SHARE, COMPUTE_SHARE)
+    step = roofline.step_seconds(requests, plan.kv_needed_bytes, *likely)
+    return SpeedEstimate(
+        prompt,
+        roofline.prompt_seconds(prompt, requests, *likely),
+        roofline.prompt_seconds(prompt, requests, *best),
+        step,
+        roofline.step_seconds(requests, plan.kv_needed_bytes, *best),
+        plan.concurrency / step,
     )
-    return SpeedEstimate(prompt, slower_first, first, slower, step, plan.concurrency / slower)
 
 
-def _shares(plan: DeploymentPlan) -> tuple[float, float]:
+def _shares(architecture: Architecture, chosen: int, requests: int) -> tuple[float, float]:
     """Which part of the parameters one token passes, and which part of the weights a step of all requests reads."""
-    chosen = experts_per_token(plan.model.config)
-    architecture = plan.sizing.architecture
     total = expert = 0
     num_experts = 1
     for layer in architecture.layers:
@@ -75,5 +113,5 @@ def _shares(plan: DeploymentPlan) -> tuple[float, float]:
     outer = sum(weight.parameters for weight in (*architecture.outer_weights, *architecture.final_weights))
     share = expert / max(1, total + outer)
     used = min(1.0, chosen / num_experts)
-    by_all = 1 - (1 - used) ** plan.requests_per_copy
+    by_all = 1 - (1 - used) ** requests
     return 1 - share + share * used, 1 - share + share * by_all

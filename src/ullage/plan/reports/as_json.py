@@ -31,7 +31,7 @@ def plan_json(plan: DeploymentPlan) -> dict[str, object]:
             "memory_bytes": list(cards.memory_bytes),
             "memory_bytes_per_rank": cards.smallest_bytes,
         },
-        "workload": {"max_model_len": plan.context, "concurrency": plan.concurrency},
+        "workload": {"max_model_len": plan.context, "concurrency": plan.concurrency, **_work(plan)},
         "weights": _weights(plan),
         "kv": _kv(plan),
         "accounts": [
@@ -48,6 +48,21 @@ def plan_json(plan: DeploymentPlan) -> dict[str, object]:
         "estimate": None if speed is None else asdict(speed),
         "settings": ready_settings(plan) if plan.fits else None,
         "notes": list(plan.notes),
+    }
+
+
+def _work(plan: DeploymentPlan) -> dict[str, object]:
+    work = plan.work
+    if work is None:
+        return {}
+    return {
+        "source": work.workload.source,
+        "mean_prompt_tokens": work.workload.mean_prompt_tokens,
+        "mean_output_tokens": work.workload.mean_output_tokens,
+        "arrivals_per_second": work.workload.arrivals_per_second,
+        "seconds_in_system": work.seconds_in_system,
+        "refused_share": work.refused_share,
+        "kv_bytes_of_one": {"mean": work.demand.mean_bytes, "deviation": work.demand.deviation_bytes},
     }
 
 

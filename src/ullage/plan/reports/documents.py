@@ -8,6 +8,7 @@ from html import escape
 
 from ullage.base.byte_sizes import format_bytes
 from ullage.plan.deployment.alternatives import Alternative, alternatives
+from ullage.plan.deployment.planned_work import PlannedWork
 from ullage.plan.deployment.planner import DeploymentPlan
 from ullage.plan.deployment.roofline import SpeedEstimate, estimate_speed
 from ullage.plan.reports.engine_settings import ready_settings
@@ -68,6 +69,23 @@ def speed_sentence(speed: SpeedEstimate) -> str:
     )
 
 
+def work_sentence(work: PlannedWork) -> str:
+    """What the lengths and arrivals of requests come to."""
+    load = work.workload
+    parts = [
+        f"{load.source}: {load.mean_prompt_tokens:,.0f} + {load.mean_output_tokens:,.0f} tokens on average, "
+        f"{work.refused_share:.1%} longer than {work.context:,} tokens and refused"
+    ]
+    if load.arrivals_per_second is not None and work.seconds_in_system is not None:
+        parts.append(
+            f"{load.arrivals_per_second:.3g} a second x {_time(work.seconds_in_system)} in the system (an estimate): "
+            f"{work.concurrency:,} at once"
+        )
+    mean = format_bytes(round(work.demand.mean_bytes))
+    parts.append(f"one holds {mean} on average over its life, all together at most what is planned 99 times out of 100")
+    return "; ".join(parts)
+
+
 def _time(seconds: float) -> str:
     return (
         f"{seconds:.2g} s"
@@ -82,6 +100,8 @@ def plan_markdown(plan: DeploymentPlan) -> str:
     """A section of Markdown."""
     document = document_of(plan)
     parts = [f"## {document.title}", f"**{verdict(plan)}**", _markdown_table(account_rows(plan))]
+    if plan.work is not None:
+        parts.append(f"The work, {work_sentence(plan.work)}.")
     if document.alternatives:
         listed = "\n".join(f"{i}. {a.sentence}" for i, a in enumerate(document.alternatives, 1))
         parts.append(f"What would fit, the nearest first:\n\n{listed}")
@@ -110,6 +130,8 @@ def plan_html(plan: DeploymentPlan) -> str:
         plan_svg(plan),
         _html_table(account_rows(plan)),
     ]
+    if plan.work is not None:
+        parts.append(f"<h2>The work</h2><p>{escape(work_sentence(plan.work))}.</p>")
     if document.alternatives:
         parts.append("<h2>What would fit, the nearest first</h2><ol>")
         parts += [f"<li>{escape(alternative.sentence)}</li>" for alternative in document.alternatives]

@@ -1,4 +1,4 @@
-"""Figures and inputs in the start-up logs of vLLM, SGLang and llama.cpp, by the lines that engines print."""
+"""Figures and inputs in the start-up logs of vLLM, SGLang, llama.cpp and Ullage, by the lines that engines print."""
 
 from __future__ import annotations
 
@@ -9,10 +9,19 @@ from dataclasses import dataclass
 from ullage.base.errors import ConfigError
 
 _NUMBER = r"([\d,]+(?:\.\d+)?)"
+OWN_INPUTS: Mapping[str, str] = {
+    "block_size": rf"KV pool: [\d,]+ blocks of {_NUMBER} tokens",
+    "max_num_batched_tokens": rf"one step of {_NUMBER} tokens",
+    "num_threads": rf"tokens, {_NUMBER} threads",
+    "max_num_seqs": rf"{_NUMBER} sequences x",
+    "kv_type": r"weights, (\w+) KV",
+}
+"""What Ullage's own plan is worked out from, under the names of ``PlanRequest``."""
 _MARKS: Mapping[str, str] = {
     "vllm": r"GPU KV cache size|# GPU blocks|Available KV cache memory|vLLM API server|vllm[./]",
     "sglang": r"KV Cache is allocated|max_total_num_tokens|sglang",
     "llamacpp": r"llama_kv_cache|llama_context|llm_load|load_tensors|print_info",
+    "ullage": r"Memory plan|KV pool: [\d,]+ blocks of",
 }
 _INPUTS: Mapping[str, Mapping[str, str]] = {
     "vllm": {
@@ -37,6 +46,7 @@ _INPUTS: Mapping[str, Mapping[str, str]] = {
         "type_k": r"K \((\w+)\):",
         "type_v": r"V \((\w+)\):",
     },
+    "ullage": OWN_INPUTS,
 }
 _ACTUAL: Mapping[str, Mapping[str, str]] = {
     "vllm": {
@@ -61,13 +71,23 @@ _ACTUAL: Mapping[str, Mapping[str, str]] = {
         "r_mib": rf"R \(\w+\): +{_NUMBER} MiB",
         "s_mib": rf"S \(\w+\): +{_NUMBER} MiB",
     },
+    "ullage": {
+        "weights": rf"\bweights {_NUMBER} ",
+        "kv_pool": rf"\bkv_pool {_NUMBER} ",
+        "workspace": rf"\bworkspace {_NUMBER} ",
+        "logits": rf"\blogits {_NUMBER} ",
+        "runtime": rf"\bruntime {_NUMBER} ",
+        "num_blocks": rf"KV pool: {_NUMBER} blocks",
+        "capacity_tokens": rf"blocks of \d+ tokens, (?:at least )?{_NUMBER} tokens in all",
+    },
 }
 _VERSIONS: Mapping[str, str] = {
     "vllm": r"(?:version |\(v|vLLM )v?(\d+\.\d+(?:\.\d+)?)",
     "sglang": r"sglang[^\n]{0,20}?(\d+\.\d+\.\d+)",
     "llamacpp": r"build: (\d+)",
+    "ullage": r"ullage (\d+\.\d+\.\d+)",
 }
-_MODEL = re.compile(r"model(?:_path)?='([^']+)'")
+_MODEL = re.compile(r"model(?:_path)?='([^']+)'|(\S+), loaded in [\d.]+ s")
 MAX_LOG_BYTES = 64 << 20
 
 
@@ -91,10 +111,12 @@ def read_log(text: str) -> StartUpLog:
     """:raises ConfigError: no engine's lines are in it"""
     counts = {engine: len(re.findall(mark, text)) for engine, mark in _MARKS.items()}
     engine = max(counts, key=lambda name: counts[name])
+    if engine == "ullage":
+        text = re.sub(r"[\s│┃|]+", " ", text)  # its table without lines and line breaks
     actual = {name: float(found) for name, pattern in _ACTUAL[engine].items() if (found := _first(pattern, text))}
     if not counts[engine] or not actual:
         raise ConfigError(
-            "the log has no line about memory that vLLM, SGLang or llama.cpp print when they start",
+            "the log has no line about memory that vLLM, SGLang, llama.cpp or Ullage print when they start",
             hint="give the whole log from the start of the engine until it is ready",
         )
     given = {name: _value(found) for name, pattern in _INPUTS[engine].items() if (found := _first(pattern, text))}
@@ -102,7 +124,7 @@ def read_log(text: str) -> StartUpLog:
         given["num_gpu_blocks"] = int(actual["num_gpu_blocks"])
     model = _MODEL.search(text)
     version = _first(_VERSIONS[engine], text)
-    return StartUpLog(engine, version, model[1] if model else None, given, actual)
+    return StartUpLog(engine, version, model[1] or model[2] if model else None, given, actual)
 
 
 def _first(pattern: str, text: str) -> str | None:

@@ -20,7 +20,7 @@ FIGURES = Accuracy(5, 0.00012345, 0.5, 1.5, 0.975, 12.34567, 12.3)
 def report(tmp_path) -> Report:
     (tmp_path / "tiny.gguf").write_bytes(b"weights")
     measured = [
-        Measurement("ullage avx2", {"weight_type": "int8"}, "one row", 1.25, FIGURES),
+        Measurement("ullage avx2", {"weight_type": "int8", "kv_cache_dtype": "bf16"}, "one row", 1.25, FIGURES),
         Measurement("llama.cpp", {"weight_type": "file's own", "kv_cache_dtype": "f16"}, "one row", 2.0, FIGURES),
     ]
     workload = Workload(Pieces(((1, 2, 3), (4, 5)), 9), 2, 16)
@@ -46,7 +46,7 @@ def test_the_file_says_what_was_measured_with_what_and_where(report, tmp_path):
         "piece_rows": [3, 2],
     }
     assert record["reference_perplexity"] == 12.3
-    assert record["results"][0]["formats"] == {"weight_type": "int8"}
+    assert record["results"][0]["formats"] == {"weight_type": "int8", "kv_cache_dtype": "bf16"}
     assert record["results"][0]["accuracy"]["mean_divergence"] == 0.00012345
 
 

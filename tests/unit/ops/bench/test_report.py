@@ -43,7 +43,12 @@ def test_a_result_has_its_section_with_tables_plots_and_reasons(tmp_path):
 def test_an_accuracy_has_its_section(tmp_path):
     accuracy = {"mean_divergence": 0.0001, "p99_divergence": 0.001, "max_divergence": 0.01}
     accuracy |= {"top1_agreement": 0.995, "perplexity": 12.5}
-    measured = {"engine": "Ullage", "formats": {"weight_type": "int8"}, "feeding": "one row", "accuracy": accuracy}
+    measured = {
+        "engine": "Ullage",
+        "formats": {"weight_type": "int8", "kv_cache_dtype": "bf16"},
+        "feeding": "one row",
+        "accuracy": accuracy,
+    }
     result = {
         "format": RESULT_FORMAT,
         "kind": "accuracy",

@@ -1,0 +1,74 @@
+"""Ullage's own start-up: the memory plan that ``ullage serve`` prints, beside what the same arithmetic says now."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ullage.base.errors import ConfigError
+from ullage.kernels.layout import KV_TYPES
+from ullage.models.layer_groups import layer_groups
+from ullage.models.spec import ModelSpec
+from ullage.plan.block_demand import BlockDemand
+from ullage.plan.deployment.own_engine import RUNTIME_BYTES
+from ullage.plan.deployment.planned_model import PlannedModel
+from ullage.plan.memory import PlanRequest, planned_memory
+from ullage.plan.start_up_log.comparison import TOLERATED, Comparison
+from ullage.plan.start_up_log.reader import OWN_INPUTS, StartUpLog
+
+CAUSES: Mapping[str, str] = {
+    "weights": "matrices were rounded to another type (weight_type), or the file is another one",
+    "kv_pool": "another release lays keys and values out differently",
+    "workspace": "another release needs other scratch memory",
+    "logits": "the model has another vocabulary",
+    "runtime": "planned ahead it is an estimate; a server measures its own interpreter, libraries and tokenizer",
+    "num_blocks": "keys and values are kept in another type, or the model is another one",
+    "capacity_tokens": "another release shares blocks between layers differently",
+}
+
+
+def compare_own(model: PlannedModel, log: StartUpLog) -> tuple[Comparison, ...]:
+    """:raises ConfigError: the log lacks what the arithmetic starts from
+
+    :raises ModelFileError: a model that Ullage can't run
+    """
+    missing = [name for name in (*OWN_INPUTS, "kv_pool") if name not in {**log.given, **log.actual}]
+    if missing:
+        raise ConfigError(
+            f"the log of ullage serve doesn't say {', '.join(missing)}",
+            hint="give all that it prints until it says where it serves; the numpy reference can't be compared",
+        )
+    spec, stored_types = model.runnable()
+    planned = _planned(spec, stored_types, log)
+    return tuple(
+        Comparison(name, planned[name], actual, _cause(name, planned[name], actual))
+        for name, actual in log.actual.items()
+    )
+
+
+def _planned(spec: ModelSpec, stored_types: Mapping[str, str], log: StartUpLog) -> dict[str, int]:
+    kv_type = next((known for known in KV_TYPES if known == log.given["kv_type"]), None)
+    if kv_type is None:
+        raise ConfigError(f"the log has keys and values in {log.given['kv_type']!r}", hint="known: bf16, int8")
+    sizes = {name: int(str(log.given[name])) for name in OWN_INPUTS if name != "kv_type"}
+    request = PlanRequest(
+        runner="native",
+        weight_type="file",
+        kv_type=kv_type,
+        max_model_len=None,
+        kv_memory_bytes=int(log.actual["kv_pool"]),
+        **sizes,
+    )
+    block_bytes = planned_memory(spec, stored_types, request, 1)["kv_pool"]
+    num_blocks = int(log.actual["kv_pool"]) // block_bytes
+    windows = tuple(group.window for group in layer_groups(spec))
+    demand = BlockDemand(request.block_size, windows, request.max_num_batched_tokens)
+    return {
+        **planned_memory(spec, stored_types, request, num_blocks),
+        "runtime": RUNTIME_BYTES,
+        "num_blocks": num_blocks,
+        "capacity_tokens": num_blocks // demand.num_groups * demand.block_size,
+    }
+
+
+def _cause(name: str, planned: float, actual: float) -> str:
+    return CAUSES[name] if abs(actual - planned) > TOLERATED * planned else ""
