@@ -19,7 +19,8 @@ class FunctionDefinition(BaseModel):
     parameters: dict[str, Any] | None = None
     """A JSON schema of an object. None: no arguments are described, and any are allowed."""
     strict: bool | None = None
-    """Calls that ``tool_choice`` forces follow the schema in any case; others are as the model writes them."""
+    """True: the parameters must be such that they could be followed. Calls that ``tool_choice`` forces follow them in
+    any case; others are as the model writes them."""
 
 
 class Tool(BaseModel):

@@ -74,9 +74,10 @@ def render_prompt(service: Service, fields: ChatCompletionRequest) -> tuple[tupl
     tools = asked_tools(fields, template, service.model.tokenizer, service.grammars, service.config.tool_format)
     if tools is None:
         return tuple(template.render(messages, add_generation_prompt=add_generation_prompt)), None
-    for_template = tools.for_template()
-    service.text_limit.check(len(json_text(for_template)), "tools")
-    prompt = template.render(tools.messages(messages), add_generation_prompt=add_generation_prompt, tools=for_template)
+    service.text_limit.check(sum(len(json_text(tool.for_template())) for tool in tools.tools), "tools")
+    prompt = template.render(
+        tools.messages(messages), add_generation_prompt=add_generation_prompt, tools=tools.for_template()
+    )
     return tuple(prompt), tools
 
 

@@ -56,6 +56,7 @@ def test_what_would_take_too_long_is_refused(kind: ConstraintKind, text: str, re
         ("json_schema", json.dumps({"properties": {"pattern": {"type": "string"}, "minProperties": {}, "$ref": {}}})),
         ("json_schema", json.dumps({"type": "object", "minProperties": 2, "required": ["a", "b"]})),
         ("grammar", chain(900)),
+        ("grammar", "start: a\n" + "\n".join(f'a{i}: %json {{"pattern": "[0-9a-f]{{12}}"}}' for i in range(9))),
         ("grammar", 'start: %json {"type": "object"} | "(" T{1,20}\nT[lazy]: /a{3}\\)/'),
     ],
 )

@@ -78,7 +78,7 @@ def asked_tools(
             param = f"tools[{i}].function.parameters"
             if parameters.get("type", "object") != "object":
                 raise InvalidRequestError(f"{param} must be the schema of an object", param=param)
-            if tool in fields.forced_tools:
+            if tool.function.strict or tool in fields.forced_tools:
                 checked_constraint(compiler, AskedConstraint("json_schema", json_text(parameters), param))
     parallel = fields.parallel_tool_calls is not False
     constraint = None
