@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from ullage.engine.core import EngineCore
 from ullage.engine.fake_runner import FakeRunner
@@ -16,6 +16,8 @@ from ullage.plan.ledger import MemoryLedger
 VOCAB_SIZE = 128
 SLOT_BYTES = 8
 EOS_TOKEN_ID = 127
+NO_BOUNDS: Mapping[str, int] = {}
+"""Of the queue, by their names in ``SchedulerConfig``."""
 
 
 def make_core(
@@ -28,11 +30,13 @@ def make_core(
     max_num_batched_tokens: int = 16,
     max_waiting_requests: int = 8,
     target_itl_ms: int = 0,
+    max_preemptions: int = 3,
     enable_prefix_caching: bool = True,
     eos_probability: float = 0.0,
     seed: int = 0,
     runner_class: type[FakeRunner] = FakeRunner,
-    clock: Callable[[], float] = time.perf_counter,
+    bounds: Mapping[str, int] = NO_BOUNDS,
+    clock: Callable[[], float] = time.monotonic,
 ) -> EngineCore:
     runner = runner_class(
         num_blocks=num_blocks,
@@ -46,7 +50,15 @@ def make_core(
     return EngineCore(
         runner,
         KVCacheConfig(num_blocks, demand, SLOT_BYTES, enable_prefix_caching),
-        SchedulerConfig(max_model_len, max_num_seqs, max_num_batched_tokens, max_waiting_requests, target_itl_ms),
+        SchedulerConfig(
+            max_model_len,
+            max_num_seqs,
+            max_num_batched_tokens,
+            max_waiting_requests,
+            target_itl_ms,
+            max_preemptions,
+            **bounds,
+        ),
         ledger=MemoryLedger({"kv_pool": num_blocks * block_size * SLOT_BYTES}),
         vocab_size=VOCAB_SIZE,
         eos_token_ids=[EOS_TOKEN_ID],

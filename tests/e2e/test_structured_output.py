@@ -46,7 +46,7 @@ class Person(BaseModel):
     age: int = Field(ge=0, le=120)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 async def client(model_path) -> AsyncIterator[openai.AsyncOpenAI]:
     built = build_engine(model_path("smollm2"), EngineOptions(max_model_len=1024, kv_memory=64 << 20))
     model = ServedModel(("smollm2",), 1, built.tokenizer, built.chat_template)
@@ -56,9 +56,6 @@ async def client(model_path) -> AsyncIterator[openai.AsyncOpenAI]:
         openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
     ):
         yield client
-
-
-pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 async def test_the_clients_parse_gives_an_object(client):

@@ -7,12 +7,13 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 from tests.fake_engine import expected_tokens, make_core
 from tests.scripted_engine import ByteTokenizer
 
-from ullage.base.errors import ContextLengthError, EngineError, KVCapacityError, QueueFullError
+from ullage.base.errors import ContextLengthError, DeadlineError, EngineError, KVCapacityError, QueueFullError
 from ullage.engine import embedded
 from ullage.engine.client import GenerationOutput, GenerationRequest, OutputStream
 from ullage.engine.core import EngineCore
@@ -173,7 +174,7 @@ async def test_the_queue_is_full_exactly_when_it_is_full():
     core = make_core(runner_class=GatedRunner, max_num_seqs=2, max_waiting_requests=3)
     async with running(core) as engine:
         streams = [engine.submit(request([1], 2)) for _ in range(5)]
-        with pytest.raises(QueueFullError, match="5 requests") as caught:
+        with pytest.raises(QueueFullError, match="3 requests are waiting, and 3 may") as caught:
             engine.submit(request([1], 2))
         assert caught.value.retry_after_seconds > 0
         await streams.pop().aclose()
@@ -276,22 +277,57 @@ async def test_stopping_leaves_a_step_behind_that_hangs(monkeypatch, caplog):
     assert core.runner.closed
 
 
-async def test_a_refused_client_is_told_to_wait_as_long_as_answers_took_lately():
+async def test_a_refused_client_is_told_to_wait_as_long_as_ends_took_lately():
+    seconds = iter(range(0, 100_000, 3))
     core = make_core(max_num_seqs=1, max_waiting_requests=1, max_model_len=100_000, num_blocks=30_000)
     async with running(core) as engine:
         assert engine.max_requests == 2
-        for num_tokens in (30, 50):
-            await collect(engine.submit(request([1], num_tokens)))
-        engine._step_seconds = 0.5
+        core.clock = lambda: next(seconds)
         streams = [engine.submit(request([1], 90_000)) for _ in range(2)]
         with pytest.raises(QueueFullError) as caught:
             engine.submit(request([1], 2))
-        assert caught.value.retry_after_seconds == 32 * 0.5
-        for step_seconds, expected in ((1e-9, 1.0), (9.0, 60.0)):
-            engine._step_seconds = step_seconds
-            assert engine._seconds_to_next_end() == expected
+        assert caught.value.retry_after_seconds == 6.0  # nothing ended since the first came
         for stream in streams:
             await stream.aclose()
+
+
+async def test_a_refused_client_is_told_the_numbers():
+    core = make_core(runner_class=GatedRunner, max_num_seqs=1, max_waiting_requests=1, num_blocks=20)
+    async with running(core) as engine:
+        kept = [engine.submit(request([1] * 6, 3)) for _ in range(2)]
+        await until(lambda: core.scheduler.kv_cache.pool.num_free == 18)
+        with pytest.raises(QueueFullError) as caught:
+            engine.submit(request([1] * 6, 30))
+        details = caught.value.details
+        assert details["bound"] == "max_waiting_requests"
+        assert (details["blocks_needed"], details["blocks_free"], details["blocks_total"]) == (9, 18, 20)
+        assert (details["requests_in_work"], details["max_waiting_requests"]) == (2, 1)
+        assert engine.status().num_refusals == {"max_waiting_requests": 1}
+        del kept
+
+
+async def test_a_request_that_took_too_long_ends_with_one_error_whether_it_ran_or_waited():
+    core = make_core(runner_class=GatedRunner, max_num_seqs=1)
+    now = 100.0
+    core.clock = core.scheduler._clock = lambda: now
+    async with running(core) as engine:
+        streams = [
+            engine.submit(replace(request([i + 1], 40), timeout_seconds=timeout))
+            for i, timeout in enumerate([5.0, 5.0, 90.0])
+        ]
+        core.runner.allow(3)
+        await until(lambda: core.scheduler.counters.num_steps == 3)
+        now = 106.0
+        core.runner.allow(50)
+        runs, waits, stays = await asyncio.gather(*map(collect, streams))
+        assert tokens_of(stays) == expected_tokens(core, [3], 40)
+        assert tokens_of(runs) == expected_tokens(core, [1], 40)[:4]
+        for outputs, words in ((runs, "it was running"), (waits, "it never left the queue")):
+            assert [output.finish_reason for output in outputs if output.finish_reason] == ["error"]
+            assert isinstance(outputs[-1].error, DeadlineError)
+            assert words in outputs[-1].error.message
+            assert outputs[-1].times.finished_at == 106.0
+        assert engine.status().num_aborts == {"deadline": 2}
 
 
 async def test_a_second_reader_at_the_same_time_is_an_error_and_the_first_goes_on():

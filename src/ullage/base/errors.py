@@ -28,6 +28,8 @@ table, ``ullage.protocol.errors``.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 
 class UllageError(Exception):
     """Base of the tree.
@@ -61,11 +63,20 @@ class RequestError(UllageError):
     """One request is wrong or can't be served.
 
     :param param: the request field at fault, if there is one
+    :param details: the numbers behind the message, for programs
     """
 
-    def __init__(self, message: str, *, param: str | None = None, hint: str | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        hint: str | None = None,
+        details: Mapping[str, int | str] | None = None,
+    ) -> None:
         super().__init__(message, hint=hint)
         self.param = param
+        self.details = details
 
 
 class InvalidRequestError(RequestError):
@@ -90,8 +101,10 @@ class QueueFullError(RequestError):
     :param retry_after_seconds: when a retry is likely to succeed
     """
 
-    def __init__(self, message: str, *, retry_after_seconds: float) -> None:
-        super().__init__(message)
+    def __init__(
+        self, message: str, *, retry_after_seconds: float, details: Mapping[str, int | str] | None = None
+    ) -> None:
+        super().__init__(message, details=details)
         self.retry_after_seconds = retry_after_seconds
 
 

@@ -16,6 +16,10 @@ BENCHES = {
         "Compare the kernels with the float32 reference on plain text.",
     ),
     "soak": ("ullage.cli.bench_soak:soak", "Load a model for a long time; watch its memory and speed."),
+    "crowd": (
+        "ullage.cli.bench_crowd:crowd",
+        "Load a model with more than its KV pool holds, and with a tenant that floods it.",
+    ),
     "report": ("ullage.cli.bench_report:report", "Write BENCHMARKS.md and its plots from the result files."),
 }
 

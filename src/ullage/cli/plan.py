@@ -93,6 +93,7 @@ def _print_engine_report(config: object, path: Path) -> int:
     from ullage.plan.as_engine import as_engine
     from ullage.plan.deployment.planned_model import MAX_CONFIG_BYTES
 
+    _check_file(path)
     report = as_engine(config, read_json_object(path, MAX_CONFIG_BYTES))
     _print_json({"engine_report": report, "implausible": report["implausible"], "reasons": report["reasons"]})
     return 0
@@ -107,6 +108,7 @@ def _print_comparison(model: str | None, path: Path, options: PlanOptions, outpu
     from ullage.plan.start_up_log.reader import MAX_LOG_BYTES
 
     _only(output, "table", "json")
+    _check_file(path)
     try:
         with path.open("rb") as file:
             log = read_log(file.read(MAX_LOG_BYTES).decode("utf-8", "replace"))
@@ -126,6 +128,11 @@ def _print_comparison(model: str | None, path: Path, options: PlanOptions, outpu
 
         print_comparison(_console(), name, log, lines)
     return 1 if any(line.cause and line.planned is not None for line in lines) else 0
+
+
+def _check_file(path: Path) -> None:
+    if not path.is_file():  # a pipe would be waited for
+        raise ConfigError(f"{path}: no such file", hint="give a file, not a folder or a pipe")
 
 
 def _print_devices(model: PlannedModel, options: PlanOptions, output: str) -> int:

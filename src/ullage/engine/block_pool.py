@@ -60,6 +60,8 @@ class BlockPool:
         """Published blocks in the free queue."""
         self.num_used_tokens = 0
         """Tokens written in blocks that are referenced, once for each layer group."""
+        self.num_shares: Counter[int] = Counter()
+        """By layer group: references to its blocks beyond the first of each."""
 
     @property
     def num_free(self) -> int:
@@ -89,6 +91,8 @@ class BlockPool:
             del self.free_queue[block.block_id]
             self.num_cached -= 1
             self.num_used_tokens += block.num_tokens
+        else:
+            self.num_shares[block.group] += 1
         block.num_references += 1
 
     def release(self, block: Block) -> None:
@@ -96,6 +100,7 @@ class BlockPool:
         assert block.num_references > 0, f"block {block.block_id} released once too often"
         block.num_references -= 1
         if block.num_references > 0:
+            self.num_shares[block.group] -= 1
             return
         self.num_used_tokens -= block.num_tokens
         self.free_queue[block.block_id] = block
@@ -150,10 +155,14 @@ class BlockPool:
         published = [block for block in self.blocks if block.prefix is not None]
         parents = (prefix.key[0] for prefix in self.prefixes.values())
         holders = Counter(chain((p for p in parents if isinstance(p, Prefix)), (b.prefix for b in published), held))
+        shares = Counter(dict.fromkeys(self.num_shares, 0))
+        for block in referenced:
+            shares[block.group] += block.num_references - 1
         found = {block.block_id for prefix in self.prefixes.values() for block in prefix.blocks.values()}
         return {
             "free + referenced = total": self.num_free + len(referenced) == len(self.blocks),
             "reference counts = block tables": references == {b.block_id: b.num_references for b in referenced},
+            "shares": all(shares[group] == self.num_shares[group] for group in shares),
             "no free block is referenced": all(b.num_references == 0 for b in self.free_queue.values()),
             "published blocks are full": all(b.num_tokens == self.block_size for b in published),
             "published blocks are found": found == {b.block_id for b in published}

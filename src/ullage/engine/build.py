@@ -43,6 +43,26 @@ class EngineOptions:
     max_waiting_requests: int = setting(
         256, "Requests that may wait for their turn; one more is answered with 429.", at_least=1
     )
+    max_waiting_tokens: int | None = setting(
+        None,
+        "Prompt tokens that may wait for their turn, all requests together.",
+        shown_default="no bound of its own",
+        at_least=1,
+    )
+    max_waiting_requests_per_tenant: int | None = setting(
+        None, "Requests of one tenant that may wait.", shown_default="as many as may wait at all", at_least=1
+    )
+    max_waiting_tokens_per_tenant: int | None = setting(
+        None, "Prompt tokens of one tenant that may wait.", shown_default="as many as may wait at all", at_least=1
+    )
+    admission: Literal["elastic", "guaranteed"] = setting(
+        "elastic",
+        "What is kept for a request that starts: its prompt and as much output as such requests had lately, so that "
+        "more run at once and some may have to begin again; or all that it may ever need.",
+    )
+    max_preemptions: int = setting(
+        3, "With elastic admission: how often one request may have to begin again; then it is guaranteed.", at_least=1
+    )
     block_size: int = setting(
         32, "Tokens in a KV block, the unit in which memory is handed out and shared.", at_least=1
     )
@@ -142,6 +162,10 @@ def assemble_engine(model: ModelFile, tokenizer: Tokenizer | None, options: Engi
         options.max_num_batched_tokens,
         options.max_waiting_requests,
         options.target_itl_ms,
+        max_preemptions=0 if options.admission == "guaranteed" else options.max_preemptions,
+        max_waiting_tokens=options.max_waiting_tokens,
+        max_waiting_requests_per_tenant=options.max_waiting_requests_per_tenant,
+        max_waiting_tokens_per_tenant=options.max_waiting_tokens_per_tenant,
     )
     kv_config = KVCacheConfig(plan.num_blocks, plan.demand, plan.slot_bytes, options.enable_prefix_caching)
     ledger = MemoryLedger(plan.planned_bytes())

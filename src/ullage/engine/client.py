@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from ullage.base.errors import UllageError
@@ -44,6 +44,19 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestTimes:
+    """What a request went through, by the engine's clock: seconds that never go back (``time.monotonic``)."""
+
+    arrived_at: float
+    """When it was accepted."""
+    started_at: float | None
+    """When it first left the queue; None: never."""
+    first_token_at: float | None
+    finished_at: float
+    num_preemptions: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationOutput:
     """One event of a request. The last one, and only it, has a ``finish_reason``; every accepted request gets one.
 
@@ -64,6 +77,8 @@ class GenerationOutput:
     """The stop text or stop token id that ended the output; None at the model's own end of sequence."""
     error: UllageError | None = None
     """Set when ``finish_reason`` is ``error``."""
+    times: RequestTimes | None = None
+    """On the last event, unless the engine itself failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +95,22 @@ class EngineStatus:
     """Since the last completed step, or since it began to work (after start, after a time without requests)."""
     num_preemptions: int = 0
     """Times a running request gave up its blocks to others, since start."""
+    running_by_priority: Mapping[int, int] = field(default_factory=dict)
+    waiting_by_priority: Mapping[int, int] = field(default_factory=dict)
+    num_blocks: int = 0
+    """Of the KV pool."""
+    num_free_blocks: int = 0
+    """Those that hold a cached prefix included."""
+    num_promised_blocks: int = 0
+    """Free, but kept for requests that run."""
+    num_prompt_tokens: int = 0
+    """Computed since start, again after a preemption too."""
+    num_generated_tokens: int = 0
+    num_prefix_hit_tokens: int = 0
+    num_aborts: Mapping[str, int] = field(default_factory=dict)
+    """Requests that ended early since start, by reason: ``client`` (the reader left), ``deadline``, ``shutdown``."""
+    num_refusals: Mapping[str, int] = field(default_factory=dict)
+    """Requests that were refused for now since start, by the bound that was reached (``AdmissionBound``)."""
 
 
 class OutputStream(Protocol):
@@ -125,6 +156,13 @@ class EngineClient(ABC):
 
         :raises RequestError: can never be served (context, pool) or can't now (queue full); nothing was accepted
         :raises EngineError: the engine isn't running
+        """
+
+    def check_room(self, *, tenant: str = "", num_requests: int = 1, num_prompt_tokens: int = 0) -> None:  # noqa: B027
+        """Whether there is room to wait for so much, before any work is done for it; ``submit`` decides.
+
+        :param num_prompt_tokens: so many at least, of all of them
+        :raises QueueFullError: there is none
         """
 
     @abstractmethod

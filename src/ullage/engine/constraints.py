@@ -6,13 +6,14 @@ chunks and cached prefixes don't concern it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
 from llguidance.numpy import fill_next_token_bitmask_par
 
 from ullage.engine.grammars import MaskExecutor, Matcher
+from ullage.engine.request import TokenOutput
 from ullage.engine.step import SampledToken, ScheduledRequest, ScheduledStep
 
 
@@ -29,6 +30,11 @@ class Constraints:
 
     def discard(self, request_id: int) -> None:
         self._matchers.pop(request_id, None)
+
+    def discard_ended(self, outputs: Iterable[TokenOutput]) -> None:
+        for output in outputs:
+            if output.finish_reason is not None:
+                self.discard(output.request_id)
 
     def __len__(self) -> int:
         return len(self._matchers)

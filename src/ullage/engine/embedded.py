@@ -7,7 +7,7 @@
     OutputStream ◀── mailbox ◀──── one call_soon_threadsafe per step ──┘
 
 Everything is bounded: a mailbox by its request's tokens, the inbox by two commands for each accepted request, and the
-number of those by the scheduler's limit. A request counts as accepted until its last output is in its mailbox.
+number of those by ``Admission``. A request counts as accepted until its last output is in its mailbox.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 import queue
 import threading
 import time
@@ -23,20 +22,18 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
-from ullage.base.errors import EngineError, QueueFullError, RequestError
+from ullage.base.errors import EngineError, RequestError
+from ullage.engine.admission import Admission, Ticket
 from ullage.engine.client import EngineClient, EngineStatus, GenerationOutput, GenerationRequest, OutputStream
 from ullage.engine.core import EngineCore
 from ullage.engine.grammars import Matcher
 from ullage.engine.output import TextEngine, merge_outputs, nothing_yet
+from ullage.engine.scheduler import AbortReason
 from ullage.models.tokenizer import Tokenizer
 from ullage.plan.ledger import LedgerSnapshot
 
 logger = logging.getLogger(__name__)
 
-UNMEASURED_STEP_SECONDS = 0.1
-"""What a step is taken to last before the first one is over."""
-RETRY_SECONDS = (1.0, 60.0)
-"""The least and the most that a refused client is told to wait."""
 STOP_SECONDS = 5.0
 """How long ``stop`` waits for the step that runs; one that takes longer hangs."""
 
@@ -44,8 +41,10 @@ STOP_SECONDS = 5.0
 class Mailbox:
     """Where the outputs of one request wait for its reader. Belongs to the event loop."""
 
-    def __init__(self, request: GenerationRequest) -> None:
+    def __init__(self, request: GenerationRequest, ticket: Ticket, arrived_at: float) -> None:
         self.request = request
+        self.ticket = ticket
+        self.arrived_at = arrived_at
         self.latest = nothing_yet(request)
         """For its counts."""
         self.left = False
@@ -135,6 +134,7 @@ class EmbeddedEngine(EngineClient):
         self._core = core
         self._engine = TextEngine(core, tokenizer)
         self.max_requests = core.scheduler.config.max_requests
+        self._admission = Admission(core.scheduler.config, core.limits)
         # Not queue.Queue: a stream may be collected, and so put its Abort, in the middle of another put.
         self._inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._compiling = ThreadPoolExecutor(1, thread_name_prefix="ullage-grammar")
@@ -143,7 +143,6 @@ class EmbeddedEngine(EngineClient):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._mailboxes: set[Mailbox] = set()
         self._stopping = self._closed = False
-        self._usual_num_outputs = 0.0
         # Of the engine thread:
         self._owners: dict[int, Mailbox] = {}
         self._request_ids: dict[Mailbox, int] = {}
@@ -151,7 +150,6 @@ class EmbeddedEngine(EngineClient):
         # Written by the engine thread, read by both:
         self._failure: EngineError | None = None
         self._last_step_at = time.monotonic()
-        self._step_seconds = 0.0
 
     # ── on the event loop ──
 
@@ -181,19 +179,19 @@ class EmbeddedEngine(EngineClient):
             raise EngineError(f"the engine has failed: {self._failure.message}")
         if self._loop is None or self._stopping:
             raise EngineError("the engine isn't running")
-        self._engine.check(request)
-        if len(self._mailboxes) >= self.max_requests:
-            raise QueueFullError(
-                f"{self.max_requests} requests are waiting or running already",
-                retry_after_seconds=self._seconds_to_next_end(),
-            )
-        mailbox = Mailbox(request)
+        now = self._core.clock()
+        self._admission.check(request, now, self._core.scheduler.kv_cache.pool.num_free)
+        self._engine.check(request)  # looks at each token: takes longer for more
+        mailbox = Mailbox(request, self._admission.accept(request, now), now)
         self._mailboxes.add(mailbox)
         if request.sampling.constraint is None:
             self._inbox.put(Submit(mailbox))
         else:
             self._compiling.submit(self._prepare, mailbox)
         return MailboxStream(mailbox, self._leave)
+
+    def check_room(self, *, tenant: str = "", num_requests: int = 1, num_prompt_tokens: int = 0) -> None:
+        self._admission.check_room(tenant, num_requests, num_prompt_tokens, self._core.clock())
 
     def ledger(self) -> LedgerSnapshot:
         return self._core.ledger.snapshot()
@@ -205,14 +203,11 @@ class EmbeddedEngine(EngineClient):
             detail = "serving" if self._mailboxes else "idle"
         else:
             detail = "stopped" if self._stopping else "not started"
-        return EngineStatus(
-            healthy=detail in ("serving", "idle"),
-            detail=detail,
-            num_running=len(self._core.scheduler.running),
-            num_waiting=len(self._core.scheduler.waiting),
-            num_steps=self._core.scheduler.counters.num_steps,
+        status = self._core.status(healthy=detail in ("serving", "idle"), detail=detail)
+        return replace(
+            status,
             seconds_since_step=time.monotonic() - self._last_step_at,
-            num_preemptions=self._core.scheduler.counters.num_preemptions,
+            num_refusals={str(bound): count for bound, count in self._admission.num_refusals.items()},
         )
 
     def _leave(self, mailbox: Mailbox) -> None:
@@ -220,29 +215,26 @@ class EmbeddedEngine(EngineClient):
             mailbox.left = True
             self._inbox.put(Abort(mailbox))
 
-    def _seconds_to_next_end(self) -> float:
-        """When the first of the running requests should have all its tokens, going by how many they had lately."""
-        usual = self._usual_num_outputs or math.inf
-        num_steps = min(min(m.request.sampling.max_tokens, usual) - m.latest.num_output_tokens for m in self._mailboxes)
-        seconds = num_steps * (self._step_seconds or UNMEASURED_STEP_SECONDS)
-        return min(max(seconds, RETRY_SECONDS[0]), RETRY_SECONDS[1])
-
-    def _deliver(self, events: list[tuple[Mailbox, GenerationOutput]]) -> None:
+    def _deliver(self, started: list[Mailbox], events: list[tuple[Mailbox, GenerationOutput]]) -> None:
+        for mailbox in started:
+            self._admission.started(mailbox.ticket)
         for mailbox, output in events:
             if mailbox not in self._mailboxes:  # ended when ``stop`` gave up
                 continue
             mailbox.put(output)
             if output.finish_reason is not None:
-                self._mailboxes.discard(mailbox)
-            if output.finish_reason in ("stop", "length"):
-                self._usual_num_outputs = _averaged(self._usual_num_outputs, output.num_output_tokens)
+                self._forget(mailbox)
+
+    def _forget(self, mailbox: Mailbox) -> None:
+        self._mailboxes.discard(mailbox)
+        self._admission.ended(mailbox.ticket, self._core.clock())
 
     def _end_all(self) -> None:
         """The engine thread has ended: so do all requests that haven't yet."""
-        for mailbox in self._mailboxes:
+        for mailbox in tuple(self._mailboxes):
             last = replace(mailbox.latest, text="", token_ids=(), logprobs=(), finish_reason="abort")
             mailbox.put(last if self._failure is None else replace(last, finish_reason="error", error=self._failure))
-        self._mailboxes.clear()
+            self._forget(mailbox)
 
     # ── on the thread that compiles constraints ──
 
@@ -251,7 +243,7 @@ class EmbeddedEngine(EngineClient):
             matcher = self._engine.matcher_for(mailbox.request)
         except RequestError as error:
             refused = replace(mailbox.latest, finish_reason="error", error=error)
-            self._post(lambda: self._deliver([(mailbox, refused)]))
+            self._post(lambda: self._deliver([], [(mailbox, refused)]))
         else:
             self._inbox.put(Submit(mailbox, matcher))
 
@@ -265,7 +257,7 @@ class EmbeddedEngine(EngineClient):
                     self._step()
                 self._post_events()
             for request_id in self._engine.request_ids:
-                self._abort(request_id)
+                self._abort(request_id, "shutdown")
             self._post_events()
         except Exception as error:
             logger.exception("the engine failed")
@@ -288,21 +280,20 @@ class EmbeddedEngine(EngineClient):
             if isinstance(command, Submit) and command.mailbox.left:  # its reader didn't wait for the compiler
                 self._events.append((command.mailbox, replace(command.mailbox.latest, finish_reason="abort")))
             elif isinstance(command, Submit):
-                request_id = self._engine.add_request(command.mailbox.request, command.matcher)
+                mailbox = command.mailbox
+                request_id = self._engine.add_request(mailbox.request, mailbox.arrived_at, command.matcher)
                 self._owners[request_id] = command.mailbox
                 self._request_ids[command.mailbox] = request_id
             elif command.mailbox in self._request_ids:
                 self._abort(self._request_ids[command.mailbox])
 
     def _step(self) -> None:
-        began = time.monotonic()
         for request_id, output in self._engine.step():
             self._add_event(request_id, output)
         self._last_step_at = time.monotonic()
-        self._step_seconds = _averaged(self._step_seconds, self._last_step_at - began)
 
-    def _abort(self, request_id: int) -> None:
-        output = self._engine.abort(request_id)
+    def _abort(self, request_id: int, reason: AbortReason = "client") -> None:
+        output = self._engine.abort(request_id, reason)
         if output is not None:
             self._add_event(request_id, output)
 
@@ -313,16 +304,12 @@ class EmbeddedEngine(EngineClient):
             del self._owners[request_id], self._request_ids[mailbox]
 
     def _post_events(self) -> None:
-        if self._events:
+        started = [self._owners[i] for i in self._engine.core.take_started() if i in self._owners]
+        if started or self._events:
             events, self._events = self._events, []
-            self._post(lambda: self._deliver(events))
+            self._post(lambda: self._deliver(started, events))
 
     def _post(self, callback: Callable[[], None]) -> None:
         assert self._loop is not None
         with contextlib.suppress(RuntimeError):  # the loop was closed: nobody is left to tell
             self._loop.call_soon_threadsafe(callback)
-
-
-def _averaged(average: float, value: float) -> float:
-    """A moving average, moved on; 0 before the first value."""
-    return average + (value - average) * (0.1 if average else 1.0)

@@ -10,6 +10,16 @@ one serves any group. How many blocks a request holds at any time follows from `
 **Prefix hits.** Of a prefix of n blocks, a request needs all n in the groups without a window; in a group with one,
 only those that its next token can see. It gets the longest prefix of which the pool still has these. The last token of
 a request is always run again, because its logits are needed.
+
+**Promises.** A request may be promised all blocks that it can ever hold at one time. What it doesn't hold of them yet
+stays in the free queue, cached prefixes and all, but nobody else gets it. Two requests may share a block. Without a
+window both keep it to their end, so it counts once. With one they give it back at different times and then need one
+each, so each reference beyond the first keeps another block free. Hence, at any moment::
+
+    free blocks >= promised and not held yet + references beyond the first in groups with a window
+
+Taking a block, giving one back, sharing and ending change both sides alike, or the left one more. So the blocks of a
+promise are always there.
 """
 
 from __future__ import annotations
@@ -59,31 +69,45 @@ class KVCacheManager:
         self._demand = config.demand
         self._windowed = [(group, w) for group, w in enumerate(config.demand.windows) if w is not None]
         self._ledger = ledger
+        self.num_promised = 0
+        """Blocks that were promised to requests and aren't held by them yet."""
 
-    def admit(self, request: Request, *, keep_free: int = 0) -> int | None:
+    @property
+    def num_available(self) -> int:
+        """Free blocks that nobody was promised."""
+        return self.pool.num_free - self.num_promised - sum(self.pool.num_shares[group] for group, _ in self._windowed)
+
+    def admit(self, request: Request, *, num_blocks: int = 0, promised: bool = False, keep_free: int = 0) -> int | None:
         """Gives a request without blocks those it may hold now; what the prefix cache holds counts as computed.
 
-        :param keep_free: blocks of each layer group that must be left in the pool afterwards
+        :param num_blocks: how many must be there for it, now or later, those it gets now included
+        :param promised: they stay there until it needs them
+        :param keep_free: blocks that must be left to others besides
         :return: tokens found in the cache; None: not enough free blocks, nothing changed
         """
         assert not request.block_tables, "the request holds blocks already"
         prefixes = self._find_prefixes(request)
         num_cached_tokens = len(prefixes) * self._demand.block_size
         cached: list[list[Block]] = []
-        num_needed = keep_free * self._demand.num_groups
+        num_needed = num_held = 0  # taken from those available; in its tables
         for group, window in enumerate(self._demand.windows):
             seen = prefixes[self._demand.first_block(window, num_cached_tokens) :]
             cached.append([prefix.blocks[group] for prefix in seen])
-            num_needed += sum(block.num_references == 0 for block in cached[group])
-            num_needed += self._demand.table_length(window, num_cached_tokens, request.num_tokens) - len(prefixes)
-        if num_needed > self.pool.num_free:
+            num_new = self._demand.table_length(window, num_cached_tokens, request.num_tokens) - len(prefixes)
+            num_held += len(seen) + num_new
+            num_needed += num_new
+            num_needed += sum(window is not None or block.num_references == 0 for block in cached[group])
+        if num_needed + max(0, num_blocks - num_held) + keep_free > self.num_available:
             return None
         request.num_computed_tokens = num_cached_tokens
+        request.num_promised_blocks = num_blocks if promised else 0
+        self.num_promised += request.num_promised_blocks
         for blocks in cached:  # before anything is allocated, so that it can't be evicted
             for block in blocks:
                 self.pool.share(block)
             given_back = [RELEASED_BLOCK] * (len(prefixes) - len(blocks))
             request.block_tables.append(given_back + [block.block_id for block in blocks])
+            self._count_held(request, len(blocks))
         if prefixes:
             self._move_to(request, prefixes[-1])
         self._fill_up(request)
@@ -93,13 +117,16 @@ class KVCacheManager:
     def extend(self, request: Request) -> list[list[int]] | None:
         """Adds the blocks that the request's next step may need.
 
-        :return: the block tables; None: not enough blocks are free, nothing changed
+        :return: the block tables; None: not enough blocks are free, nothing changed. Never None for one to which its
+            blocks were promised.
         """
         num_missing = 0
         for window, table in zip(self._demand.windows, request.block_tables, strict=True):
             num_missing += self._length_of(request, window) - len(table)
         if num_missing:
-            if num_missing > self.pool.num_free:
+            if request.num_promised_blocks:
+                assert request.num_held_blocks + num_missing <= request.num_promised_blocks
+            elif num_missing > self.num_available:
                 return None
             self._fill_up(request)
             self._book()
@@ -126,6 +153,9 @@ class KVCacheManager:
     def free(self, request: Request) -> None:
         """Takes a request's blocks back, the last first, so that tails are evicted before the heads they need."""
         tables, request.block_tables, request.num_computed_tokens = request.block_tables, [], 0
+        self._count_held(request, -request.num_held_blocks)
+        self.num_promised -= request.num_promised_blocks
+        request.num_promised_blocks = 0
         for block_ids in reversed(list(zip_longest(*tables, fillvalue=RELEASED_BLOCK))):
             for block_id in block_ids:
                 if block_id != RELEASED_BLOCK:
@@ -144,6 +174,7 @@ class KVCacheManager:
                 block = self.pool.allocate(group)
                 assert block is not None
                 table.append(block.block_id)
+                self._count_held(request, 1)
 
     def _give_back(self, request: Request) -> None:
         for group, window in self._windowed:
@@ -152,7 +183,13 @@ class KVCacheManager:
             while index >= 0 and table[index] != RELEASED_BLOCK:
                 self.pool.release(self.pool.blocks[table[index]])
                 table[index] = RELEASED_BLOCK
+                self._count_held(request, -1)
                 index -= 1
+
+    def _count_held(self, request: Request, change: int) -> None:
+        request.num_held_blocks += change
+        if request.num_promised_blocks:
+            self.num_promised -= change
 
     def _publish(self, request: Request, index: int) -> None:
         """Makes a block of every table, just filled, findable behind those before it."""
@@ -219,11 +256,17 @@ class KVCacheManager:
             "blocks serve their group": all(
                 pool.blocks[block_id].group == group for group, table in tables for block_id in table
             ),
-            "no request holds too much": all(
+            "blocks that a request holds": all(
                 sum(len(table) - table.count(RELEASED_BLOCK) for table in request.block_tables)
-                <= self._demand.num_blocks(request.num_tokens)
+                == request.num_held_blocks
                 for request in requests
             ),
+            "no request holds too much": all(
+                request.num_held_blocks <= self._demand.num_blocks(request.num_tokens) for request in requests
+            ),
+            "blocks promised": self.num_promised
+            == sum(r.num_promised_blocks - r.num_held_blocks for r in requests if r.num_promised_blocks),
+            "promises are kept": self.num_available >= 0,
             "ledger: reserved": booked.kv_reserved_bytes == pool.num_referenced * config.block_bytes,
             "ledger: used": booked.kv_used_bytes == pool.num_used_tokens * config.slot_bytes,
             "ledger: cached": booked.kv_cached_bytes == pool.num_cached * config.block_bytes,

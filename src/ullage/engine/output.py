@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ullage.base.errors import EngineError, InvalidRequestError
+from ullage.base.errors import InvalidRequestError
 from ullage.engine.client import FinishReason, GenerationOutput, GenerationRequest, TokenLogprob
 from ullage.engine.core import EngineCore
 from ullage.engine.detokenizer import Detokenizer
 from ullage.engine.grammars import GrammarCompiler, Matcher
 from ullage.engine.request import TokenOutput
+from ullage.engine.scheduler import AbortReason
 from ullage.models.tokenizer import Tokenizer
 
 
@@ -89,16 +90,25 @@ class TextEngine:
             raise InvalidRequestError("constrained output needs a tokenizer, and this model was loaded without one")
         return self._grammars.matcher(constraint)
 
-    def add_request(self, request: GenerationRequest, matcher: Matcher | None = None) -> int:
+    def add_request(
+        self, request: GenerationRequest, arrived_at: float | None = None, matcher: Matcher | None = None
+    ) -> int:
         """Takes in a request that passed ``check``.
 
+        :param arrived_at: by the core's clock; None: now
         :param matcher: from ``matcher_for``; made here if it is missing
         :return: the request's id
         """
-        if matcher is None:
-            matcher = self.matcher_for(request)
         request_id = self.core.add_request(
-            request.prompt_token_ids, request.sampling, cache_salt=request.cache_salt, matcher=matcher
+            request.prompt_token_ids,
+            request.sampling,
+            cache_salt=request.cache_salt,
+            tenant=request.tenant,
+            weight=request.weight,
+            priority=request.priority,
+            arrived_at=arrived_at,
+            timeout_seconds=request.timeout_seconds,
+            matcher=self.matcher_for(request) if matcher is None else matcher,
         )
         held: list[GenerationOutput] | None = None if request.streamed else []
         self._open[request_id] = OpenRequest(self._detokenizer_for(request), nothing_yet(request), held)
@@ -112,13 +122,15 @@ class TextEngine:
         outputs = [(token.request_id, self._take_in(token)) for token in self.core.step()]
         return [(request_id, output) for request_id, output in outputs if output is not None]
 
-    def abort(self, request_id: int) -> GenerationOutput | None:
+    def abort(self, request_id: int, reason: AbortReason = "client") -> GenerationOutput | None:
         """Ends a request now. Its last output brings the text held back so far; None when it had ended already."""
-        if not self.core.abort(request_id):
+        times = self.core.abort(request_id, reason)
+        if times is None:
             return None
         request = self._open.pop(request_id)
         text = request.detokenizer.finish() if request.detokenizer else ""
-        return request.release(replace(request.latest, text=text, token_ids=(), logprobs=(), finish_reason="abort"))
+        ended = replace(request.latest, text=text, token_ids=(), logprobs=(), finish_reason="abort", times=times)
+        return request.release(ended)
 
     def _detokenizer_for(self, request: GenerationRequest) -> Detokenizer | None:
         if self._tokenizer is None:
@@ -136,9 +148,11 @@ class TextEngine:
         request = self._open[token.request_id]
         text, stop_text = _text_of(token, request.detokenizer)
         finish_reason: FinishReason | None = token.finish_reason
+        times = token.times
         if stop_text is not None:
-            self.core.abort(token.request_id)
             finish_reason = "stop"
+            if times is None:
+                times = self.core.stop(token.request_id)
         output = GenerationOutput(
             text=text,
             token_ids=() if token.token_id is None else (token.token_id,),
@@ -148,7 +162,8 @@ class TextEngine:
             num_output_tokens=token.num_output_tokens,
             finish_reason=finish_reason,
             stop_reason=token.stop_reason if stop_text is None else stop_text,
-            error=EngineError(token.error) if token.error else None,
+            error=token.error,
+            times=times,
         )
         if finish_reason is None:
             request.latest = output

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from ullage.base.errors import ContextLengthError, InvalidRequestError, KVCapacityError
+from ullage.base.errors import ContextLengthError, InvalidRequestError, KVCapacityError, UllageError
 from ullage.engine.block_pool import Prefix
-from ullage.engine.client import FinishReason
+from ullage.engine.client import FinishReason, RequestTimes
 from ullage.engine.sampling_params import SamplingParams
 from ullage.plan.block_demand import BlockDemand
 
@@ -42,6 +43,13 @@ class Request:
     eos_token_ids: frozenset[int] = frozenset()
     """End-of-sequence ids that end this request; empty when it ignores them."""
     cache_salt: str = ""
+    tenant: str = ""
+    weight: float = 1.0
+    priority: int = 0
+    """Class of urgency: a lower number goes first."""
+    arrived_at: float = 0.0
+    """By the engine's clock, in seconds, as all times here."""
+    deadline: float = math.inf
 
     status: RequestStatus = RequestStatus.WAITING
     finish_reason: FinishReason | None = None
@@ -57,6 +65,25 @@ class Request:
     num_cached_tokens: int = 0
     """Prompt tokens found in the prefix cache when it first ran."""
     num_preemptions: int = 0
+    is_protected: bool = False
+    """Promised all blocks that it may ever hold when it starts, so never preempted while it runs."""
+    num_promised_blocks: int = 0
+    """While it runs and is protected: all that it may ever hold."""
+    num_held_blocks: int = 0
+    num_expected_tokens: int = 0
+    """Prompt and output, as long as it is thought to become."""
+    num_times_passed: int = 0
+    """Requests behind it in the queue that started before it, because it was too large for the blocks there were."""
+    started_at: float | None = None
+    """When it left the queue for the first time."""
+    first_token_at: float | None = None
+
+    @property
+    def seniority(self) -> tuple[bool, int, int]:
+        """Of two that run, the smaller one keeps its blocks: those that are protected, then by class, then the oldest.
+        Doesn't change while a request runs.
+        """
+        return (not self.is_protected, self.priority, self.request_id)
 
     @property
     def num_tokens(self) -> int:
@@ -107,7 +134,9 @@ class TokenOutput:
     finish_reason: FinishReason | None = None
     stop_reason: int | None = None
     """The stop token id that ended the output; None at the model's own end of sequence."""
-    error: str = ""
+    error: UllageError | None = None
+    times: RequestTimes | None = None
+    """On the last one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,13 +160,14 @@ class RequestLimits:
         """:raises RequestError: the request could never be served; says which number is in the way"""
         if not prompt_token_ids:
             raise InvalidRequestError("the prompt is empty", param="prompt", hint="send at least one token")
-        self._check_length(len(prompt_token_ids), sampling.max_tokens)  # before anything that takes longer for more
+        self.check_length(len(prompt_token_ids), sampling.max_tokens)  # before anything that takes longer for more
         self._check_vocabulary("prompt", prompt_token_ids)
         self._check_vocabulary("logit_bias", sampling.logit_bias.keys())
         self._check_vocabulary("stop_token_ids", sampling.stop_token_ids)
         self._check_vocabulary("visible_token_ids", sampling.visible_token_ids)
 
-    def _check_length(self, num_prompt_tokens: int, max_tokens: int) -> None:
+    def check_length(self, num_prompt_tokens: int, max_tokens: int) -> None:
+        """:raises ContextLengthError, KVCapacityError: more than context or pool can ever hold"""
         num_tokens = num_prompt_tokens + max_tokens
         asked = f"{num_prompt_tokens} prompt tokens + {max_tokens} output tokens = {num_tokens}"
         if num_tokens > self.max_model_len:
@@ -145,6 +175,7 @@ class RequestLimits:
                 f"{asked}, but the context limit is {self.max_model_len} tokens",
                 param="max_tokens" if num_prompt_tokens < self.max_model_len else "prompt",
                 hint="shorten the prompt or ask for fewer output tokens",
+                details={"tokens_needed": num_tokens, "max_model_len": self.max_model_len},
             )
         num_blocks = self.demand.num_blocks(num_tokens)
         if num_blocks > self.num_blocks:
@@ -153,6 +184,7 @@ class RequestLimits:
                 f"at most {self.max_request_tokens} tokens",
                 param="max_tokens" if num_prompt_tokens < self.max_request_tokens else "prompt",
                 hint="shorten the prompt or ask for fewer output tokens, or serve with a larger --kv-memory",
+                details={"blocks_needed": num_blocks, "blocks_total": self.num_blocks},
             )
 
     def _check_vocabulary(self, param: str, token_ids: Iterable[int]) -> None:

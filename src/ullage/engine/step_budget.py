@@ -101,24 +101,28 @@ class StepBudget:
             num_pairs += length * (request.num_computed_tokens + length / 2)
         self.model.learn(num_rows, num_pairs, seconds)
 
-    def num_tokens(self, running: Sequence[Request], waiting: Sequence[Request]) -> int:
+    def num_tokens(self, running: Sequence[Request], next_waiting: Request | None) -> int:
         """Tokens to run next, ``max_num_tokens`` at most. Below that, never less than one for each running request and
         ``MIN_PREFILL_TOKENS`` more.
+
+        :param next_waiting: the request that may start next
         """
         decodes = [request for request in running if request.num_pending_tokens == 1]
         num_prefills = len(running) - len(decodes)
-        if not (num_prefills or waiting) or not self.model.is_measured:
+        if not (num_prefills or next_waiting) or not self.model.is_measured:
             return self.max_num_tokens
         if not any(request.num_output_tokens for request in decodes):  # one recomputed gains by haste, as prompts do
             return self.max_num_tokens
         seconds = self.model.predict(len(decodes), sum(request.num_computed_tokens for request in decodes))
-        num_rows = self.model.rows_within(AIM * self.target_seconds - seconds, _context(running, waiting))
+        num_rows = self.model.rows_within(AIM * self.target_seconds - seconds, _context(running, next_waiting))
         return min(self.max_num_tokens, len(running) + max(MIN_PREFILL_TOKENS, num_rows - num_prefills))
 
 
-def _context(running: Sequence[Request], waiting: Sequence[Request]) -> int:
+def _context(running: Sequence[Request], next_waiting: Request | None) -> int:
     """Tokens behind the prompt tokens to be run, at most: for a waiting prompt that may be found in the prefix cache
     nearly whole.
     """
     contexts = [request.num_computed_tokens for request in running if request.num_pending_tokens > 1]
-    return max(contexts) if contexts else waiting[0].num_tokens
+    if next_waiting is not None:
+        contexts = contexts or [next_waiting.num_tokens]
+    return max(contexts)

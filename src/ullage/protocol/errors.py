@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 from ullage.base.errors import (
     AuthenticationError,
@@ -83,10 +83,12 @@ class ErrorDetail(TypedDict):
     type: str
     param: str | None
     code: str | None
+    details: NotRequired[Mapping[str, int | str]]
+    """The numbers behind the message, where there are any."""
 
 
 class ErrorBody(TypedDict):
-    """All four keys of ``error`` are always there."""
+    """The first four keys of ``error`` are always there."""
 
     error: ErrorDetail
 
@@ -111,6 +113,8 @@ def error_reply(error: Exception) -> ErrorReply:
         param=None if param is None else _cut(param, MAX_PARAM_CHARS),
         code=row.code,
     )
+    if isinstance(error, RequestError) and error.details is not None:
+        detail["details"] = error.details
     return ErrorReply(row.status, ErrorBody(error=detail), _headers(row, error))
 
 

@@ -86,6 +86,9 @@ class GenerationFields(BaseModel):
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     return_token_ids: bool | None = None
 
+    request_timeout: Annotated[float, Field(gt=0)] | None = None
+    """Seconds that the request may take, its time in the queue included; an extension of this server's own."""
+
     response_format: ResponseFormat | None = None
     """OpenAI's for chat; an extension for completions, and so are its types ``regex`` and ``grammar``."""
     structured_outputs: StructuredOutputs | None = None

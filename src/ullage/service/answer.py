@@ -18,6 +18,7 @@ from ullage.protocol import sse
 from ullage.protocol.fields import IGNORED_FIELDS_HEADER, ignored_fields_header
 from ullage.protocol.generation import GenerationFields, Usage, make_usage
 from ullage.protocol.json_text import encode_json
+from ullage.service.deadline import timeout_seconds
 from ullage.service.disconnect import run_unless_client_leaves
 from ullage.service.event_stream import EventStream
 from ullage.service.generation import Generation
@@ -91,9 +92,10 @@ class Asked:
     """Checked."""
     visible_token_ids: tuple[int, ...] = ()
 
-    def generation_requests(self, service: Service) -> list[GenerationRequest]:
+    def generation_requests(self, service: Service, timeout: float | None) -> list[GenerationRequest]:
         """One for each choice, prompt by prompt.
 
+        :param timeout: seconds, for each; None: no limit
         :raises InvalidRequestError: a sampling parameter out of range
         """
         requests: list[GenerationRequest] = []
@@ -111,6 +113,7 @@ class Asked:
                     of_choice(sampling, choice),
                     cache_salt=self.fields.cache_salt or "",
                     streamed=bool(self.fields.stream),
+                    timeout_seconds=timeout,
                 )
                 for choice in range(self.fields.num_choices)
             ]
@@ -141,7 +144,8 @@ def has_news(fields: GenerationFields, output: GenerationOutput) -> bool:
 
 async def answer(service: Service, request: Request, asked: Asked, writer: AnswerWriter) -> Response:
     """Starts the work, then the answer: what the engine refuses is a plain HTTP error also for a stream."""
-    generation = await Generation.submit(service, asked.generation_requests(service))
+    timeout = timeout_seconds(request.headers, asked.fields.request_timeout, service.config.request_timeout_seconds)
+    generation = await Generation.submit(service, asked.generation_requests(service, timeout))
     headers = {IGNORED_FIELDS_HEADER: ignored_fields_header(asked.ignored_fields)} if asked.ignored_fields else {}
     if asked.fields.stream:
         events = _events(generation, asked, writer, service.config.ping_seconds)

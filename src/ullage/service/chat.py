@@ -35,6 +35,7 @@ async def create_chat_completion(service: Service, request: Request) -> Response
     fields, ignored = await read_fields(service, request, ChatCompletionRequest)
     service.check_model(fields.model)
     service.check_num_choices(fields.num_choices, "n")
+    service.engine.check_room(num_requests=fields.num_choices, num_prompt_tokens=fields.num_choices)
     prompt, tools = await service.off_loop(render_prompt, service, fields)
     asked = Asked(
         fields,

@@ -23,7 +23,9 @@ DEFAULT_MAX_TOKENS = 16
 async def create_completion(service: Service, request: Request) -> Response:
     fields, ignored = await read_fields(service, request, CompletionRequest)
     service.check_model(fields.model)
-    service.check_num_choices(len(fields.prompt) * fields.num_choices, "n" if len(fields.prompt) == 1 else "prompt")
+    num_requests = len(fields.prompt) * fields.num_choices
+    service.check_num_choices(num_requests, "n" if len(fields.prompt) == 1 else "prompt")
+    service.engine.check_room(num_requests=num_requests, num_prompt_tokens=num_requests)
     prompts = await service.off_loop(tokenize_prompts, service, fields)
     asked = Asked(fields, prompts, DEFAULT_MAX_TOKENS, ignored, await service.constraint(fields.asked_constraint()))
     return await answer(service, request, asked, CompletionWriter(service, fields, prompts))

@@ -49,6 +49,12 @@ class ServiceConfig:
     drain_seconds: float = setting(
         30.0, "How long running requests may go on after a stop signal, in seconds.", at_least=0
     )
+    request_timeout_seconds: float | None = setting(
+        None,
+        "How long a request may take, its time in the queue included, in seconds; clients may ask for less.",
+        shown_default="no limit",
+        at_least=0.001,
+    )
     keep_alive_seconds: int = setting(75, "How long an idle connection stays open, in seconds.", at_least=0)
 
     def __post_init__(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 from tests.unit.plan.start_up_cases import CASES, cases
@@ -176,3 +177,24 @@ def test_a_log_is_read_back(capsys, tmp_path):
     assert "fp8" in capsys.readouterr().out
     assert cli.run(["plan", "--against", str(log)]) == 2
     assert cli.run(["plan", LLAMA, "--against", str(tmp_path)]) == 2
+
+
+@pytest.mark.parametrize("option", ["--as-engine", "--against", "--request-log"])
+@pytest.mark.parametrize("kind", ["pipe", "folder", "nothing"])
+def test_what_is_no_file_is_refused_without_waiting(capsys, tmp_path, option, kind):
+    path = tmp_path / "input"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    assert cli.run(["plan", LLAMA, "--memory", "24GiB", option, str(path)]) == 2
+    shown = capsys.readouterr().err.splitlines()
+    assert "no such file" in shown[0]
+    assert len(shown) <= 2
+
+
+def test_a_model_that_is_a_pipe_is_refused_without_waiting(capsys, tmp_path):
+    path = tmp_path / "config.json"
+    os.mkfifo(path)
+    assert cli.run(["plan", str(path), "--memory", "24GiB"]) == 2
+    assert "neither a file nor a folder" in capsys.readouterr().err

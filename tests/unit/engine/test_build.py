@@ -110,7 +110,8 @@ def test_what_bounds_steps_and_queues_reaches_the_scheduler(model_path, monkeypa
     options = EngineOptions(**{**OPTIONS, "kv_memory": 1 << 20}, max_waiting_requests=9, target_itl_ms=70)
     with pytest.raises(Reached) as reached:
         build_engine(model_path, options)
-    assert reached.value.args == (SchedulerConfig(reached.value.args[0].max_model_len, 4, 16, 9, 70),)
+    (config,) = reached.value.args
+    assert config == SchedulerConfig(config.max_model_len, 4, 16, 9, 70, max_preemptions=3)
 
 
 @pytest.mark.parametrize(

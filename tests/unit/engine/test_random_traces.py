@@ -14,11 +14,13 @@ from dataclasses import dataclass, field
 import pytest
 from tests.fake_engine import EOS_TOKEN_ID, make_core
 
-from ullage.base.errors import ContextLengthError, KVCapacityError
+from ullage.base.errors import ContextLengthError, DeadlineError, KVCapacityError
 from ullage.engine.core import EngineCore
 from ullage.engine.fake_runner import FakeRunner
+from ullage.engine.output_lengths import OutputLengths
 from ullage.engine.request import Request, TokenOutput
 from ullage.engine.sampling_params import SamplingParams
+from ullage.engine.scheduler import MAX_TIMES_PASSED
 from ullage.engine.step import RELEASED_BLOCK, SampledToken, ScheduledStep
 from ullage.engine.step_budget import StepBudget
 from ullage.plan.block_demand import BlockDemand
@@ -58,8 +60,19 @@ class RandomBudget(StepBudget):
         super().__init__(0, max_num_tokens)
         self.random = numbers
 
-    def num_tokens(self, running: Sequence[Request], waiting: Sequence[Request]) -> int:
+    def num_tokens(self, running: Sequence[Request], next_waiting: Request | None) -> int:
         return self.random.randint(max(1, len(running)), self.max_num_tokens)
+
+
+class WrongLengths(OutputLengths):
+    """Expects far too little: those that started have to give way all the time."""
+
+    def __init__(self, numbers: random.Random) -> None:
+        super().__init__()
+        self.excess = numbers.choice([1, 1, 5])
+
+    def expect(self, max_tokens: int, num_output_tokens: int) -> int:
+        return min(max_tokens, num_output_tokens + self.excess)
 
 
 class Trace:
@@ -68,12 +81,15 @@ class Trace:
         self.happened: Counter[str] = Counter()
         self.asked: dict[int, Asked] = {}
         self.num_to_come = self.random.randint(1, 25)
+        self.now = 0.0
         longest = self.random.choice([0, 4, 30])
         self.core = self._core(longest + 6 + MAX_TOKENS)
         self.core.runner.interrupt = self._maybe_abort
         max_num_tokens = self.core.runner.max_num_batched_tokens = self.core.scheduler.config.max_num_batched_tokens
         if self.random.random() < 0.5:
             self.core.scheduler.step_budget = RandomBudget(self.random, max_num_tokens)
+        if self.random.random() < 0.5:
+            self.core.scheduler.output_lengths = WrongLengths(self.random)
         self.abort_probability = self.random.choice([0.0, 0.02, 0.1])
         self.arrival_probability = self.random.choice([0.2, 0.7, 0.95])
         self.prefixes = [self._token_ids(self.random.randint(0, longest)) for _ in range(3)]
@@ -93,11 +109,18 @@ class Trace:
             max_model_len=self.random.choice([20, 80, 80]),
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
+            max_preemptions=self.random.choice([0, 1, 3, 3]),
+            clock=self._clock,
             enable_prefix_caching=self.random.random() < 0.85,
             eos_probability=self.random.choice([0.0, 0.0, 0.1]),
             seed=self.random.getrandbits(20),
             runner_class=InterruptedRunner,
         )
+
+    def _clock(self) -> float:
+        """Another tick each time that somebody looks."""
+        self.now += 1.0
+        return self.now
 
     def _windows(self) -> tuple[int | None, ...]:
         """Half of the models have windows, some nothing else."""
@@ -124,20 +147,35 @@ class Trace:
         except (ContextLengthError, KVCapacityError) as error:
             self.happened[type(error).__name__] += 1
         else:
-            request_id = self.core.add_request(prompt or [5], sampling, cache_salt=salt)
+            request_id = self.core.add_request(
+                prompt or [5],
+                sampling,
+                cache_salt=salt,
+                tenant=self.random.choice("abc"),
+                weight=1.0,
+                priority=self.random.choice([0, 0, 1]),
+                timeout_seconds=self.random.choice([None, None, None, None, self.random.uniform(0, 300)]),
+            )
             self.asked[request_id] = Asked(prompt or [5], sampling)
 
     def _maybe_abort(self) -> None:
         if self.random.random() < self.abort_probability and self.asked:
             request_id = self.random.choice(list(self.asked))
-            ended_before = bool(self.asked[request_id].endings)
-            assert self.core.abort(request_id) is not ended_before
+            ended_before = request_id not in self.core.scheduler.requests
+            # One that is late ends when a step begins; its output comes when the step ends.
+            late = ended_before and self.core.scheduler.counters.num_aborts.get("deadline", 0) > 0
+            assert bool(self.asked[request_id].endings) == ended_before or late
+            assert (self.core.abort(request_id) is None) is ended_before
             if not ended_before:
                 self.asked[request_id].endings.append("abort")
 
     def _take(self, output: TokenOutput) -> None:
         asked = self.asked[output.request_id]
         assert not asked.endings, "an output after the last one"
+        assert (output.times is None) == (output.finish_reason is None)
+        if isinstance(output.error, DeadlineError):
+            asked.endings.append("deadline")
+            return
         asked.tokens.append(output.token_id)
         assert output.num_output_tokens == len(asked.tokens)
         assert output.num_prompt_tokens == len(asked.prompt_token_ids) > output.num_cached_tokens
@@ -159,18 +197,22 @@ class Trace:
     def check_step(self) -> None:
         scheduler = self.core.scheduler
         self.core.check_integrity()
-        in_order = [request.request_id for request in (*scheduler.running, *scheduler.waiting)]
-        assert in_order == sorted(in_order) == list(scheduler.requests)
+        assert sorted(request.seniority for request in scheduler.running) == [r.seniority for r in scheduler.running]
+        assert {*scheduler.requests.values()} == {*scheduler.running, *scheduler.waiting}
         assert len(scheduler.running) <= scheduler.config.max_num_seqs
-        # The oldest runs at least one token in each step and never loses one, so the steps can be counted out.
+        for request in scheduler.requests.values():
+            assert request.num_preemptions <= scheduler.config.max_preemptions
+            assert request.is_protected == (request.num_preemptions == scheduler.config.max_preemptions)
+            assert request.num_times_passed <= MAX_TIMES_PASSED
+        # What runs gets on by a token in each step. Everyone may be preempted so often and begin again each time.
         num_tokens = sum(len(asked.prompt_token_ids) + asked.sampling.max_tokens for asked in self.asked.values())
-        assert scheduler.counters.num_steps <= num_tokens, "somebody starves"
+        assert scheduler.counters.num_steps <= num_tokens * (1 + scheduler.config.max_preemptions), "somebody starves"
 
     def check_end(self) -> None:
         for asked in self.asked.values():
             assert len(asked.endings) == 1
             expected, ending = self._expected(asked)
-            if asked.endings == ["abort"]:
+            if asked.endings[0] in ("abort", "deadline"):
                 assert asked.tokens == expected[: len(asked.tokens)]
             else:
                 assert (asked.tokens, asked.endings[0]) == (expected, ending)
@@ -206,7 +248,7 @@ def test_a_thousand_random_traces():
         except AssertionError as error:
             pytest.fail(f"trace {seed}: {error!r}")
         happened += trace.happened
-    for what in ("length", "stop", "abort", "preemption", "prefix hit", "given back"):
+    for what in ("length", "stop", "abort", "deadline", "preemption", "prefix hit", "given back"):
         assert happened[what] > 300, happened
     for refused in ("ContextLengthError", "KVCapacityError"):
         assert happened[refused] > 100, happened

@@ -274,9 +274,9 @@ def test_a_step_is_full_unless_a_prompt_runs_beside_a_stream():
     recomputed = make_request(10, 0, num_output_tokens=20)
     last_of_prompt = make_request(10, 9)
     for running in ([], [STREAM], [PROMPT], [PROMPT, recomputed], [PROMPT, last_of_prompt]):
-        assert budget.num_tokens(running, []) == FULL
-    assert budget.num_tokens([STREAM, PROMPT], []) == 2 + MIN_PREFILL_TOKENS
-    assert budget.num_tokens([STREAM], [PROMPT]) == 1 + MIN_PREFILL_TOKENS
+        assert budget.num_tokens(running, None) == FULL
+    assert budget.num_tokens([STREAM, PROMPT], None) == 2 + MIN_PREFILL_TOKENS
+    assert budget.num_tokens([STREAM], PROMPT) == 1 + MIN_PREFILL_TOKENS
 
 
 def scheduled(request: Request) -> ScheduledStep:
@@ -289,15 +289,15 @@ def test_without_a_target_or_a_measured_step_a_step_is_full():
     no_target.learn(scheduled(PROMPT), 0.5)
     still_clock.learn(scheduled(PROMPT), 0.0)
     for budget in (no_target, nothing_measured, still_clock):
-        assert budget.num_tokens([STREAM, PROMPT], [PROMPT]) == FULL
+        assert budget.num_tokens([STREAM, PROMPT], PROMPT) == FULL
     measured.learn(scheduled(PROMPT), 0.5)
-    assert measured.num_tokens([STREAM, PROMPT], [PROMPT]) < FULL
+    assert measured.num_tokens([STREAM, PROMPT], PROMPT) < FULL
 
 
 def test_more_tokens_behind_a_prompt_make_a_smaller_chunk():
     budget = make_budget()
-    sizes = [budget.num_tokens([STREAM, make_request(9000, start)], []) for start in (0, 1000, 2000, 8000)]
+    sizes = [budget.num_tokens([STREAM, make_request(9000, start)], None) for start in (0, 1000, 2000, 8000)]
     assert sizes == sorted(set(sizes), reverse=True)
     # The waiting one may turn out to be in the prefix cache; beside a running one it is not yet asked.
-    assert budget.num_tokens([STREAM], [make_request(8000, 0)]) in range(sizes[-1] - 1, sizes[-1] + 2)
-    assert budget.num_tokens([STREAM, make_request(9000, 0)], [make_request(8000, 0)]) == sizes[0]
+    assert budget.num_tokens([STREAM], make_request(8000, 0)) in range(sizes[-1] - 1, sizes[-1] + 2)
+    assert budget.num_tokens([STREAM, make_request(9000, 0)], make_request(8000, 0)) == sizes[0]

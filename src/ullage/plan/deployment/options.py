@@ -10,6 +10,7 @@ from ullage.base.config import setting
 from ullage.base.errors import ConfigError
 
 DEFAULT_HEADROOM = 0.25
+MOST_DEVICES = 16_384
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +99,10 @@ class PlanOptions:
         if self.headroom is not None and self.headroom > 10:
             raise ConfigError(
                 f"headroom must be a share from 0 to 10, got {self.headroom}", hint="25 % is written 0.25"
+            )
+        if max(self.num_devices, self.expert_parallel) > MOST_DEVICES:
+            raise ConfigError(
+                f"{self.num_devices:,} devices are more than any plan has", hint=f"at most {MOST_DEVICES:,}"
             )
         if self.cover is not None and not 0 < self.cover <= 1:
             raise ConfigError(f"cover must be above 0 and at most 1, got {self.cover}", hint="99 % is written 0.99")

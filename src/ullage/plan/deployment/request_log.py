@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from datetime import datetime
@@ -48,7 +49,7 @@ def read_request_log(path: Path, arrivals_per_second: float | None = None) -> Wo
         counts[rounded_up(length[0]), rounded_up(length[1])] += 1
         time = _time(path, number, row)
         if time is not None:
-            first, last = min(first or time, time), max(last or time, time)
+            first, last = min(time if first is None else first, time), max(time if last is None else last, time)
     total = counts.total()
     if not total:
         raise ConfigError(f"{path} holds no request", hint="one request a line, after a heading in CSV")
@@ -134,7 +135,7 @@ def _time(path: Path, number: int, row: Mapping[str, object]) -> float | None:
     if name is None:
         return None
     text = str(row[name])
-    for read in (float, lambda text: datetime.fromisoformat(text[:26]).timestamp()):
+    for read in (float, lambda text: _date(text).timestamp()):
         try:
             seconds = read(text)
         except (ValueError, OverflowError):
@@ -142,3 +143,8 @@ def _time(path: Path, number: int, row: Mapping[str, object]) -> float | None:
         if math.isfinite(seconds):
             return seconds
     raise ConfigError(f"{path}, line {number}: {name} is no time: {text[:40]!r}")
+
+
+def _date(text: str) -> datetime:
+    """An ISO date; of more than six decimals of a second, six are read."""
+    return datetime.fromisoformat(re.sub(r"(\.\d{6})\d+", r"\1", text))

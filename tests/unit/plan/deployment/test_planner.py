@@ -91,3 +91,9 @@ def test_experts_can_be_given_out_only_where_there_are_some():
 def test_most_finds_the_largest_that_fits():
     assert most(lambda number: number <= 37, 1000) == 37
     assert most(lambda number: number > 1000, 1000) == 0
+
+
+@pytest.mark.parametrize("name", ["tensor_parallel", "pipeline_parallel", "expert_parallel", "data_parallel"])
+def test_more_devices_than_there_can_be_are_refused(name):
+    with pytest.raises(ConfigError, match="devices are more than any plan has"):
+        PlanOptions(**{name: 10**9})

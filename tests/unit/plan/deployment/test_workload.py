@@ -129,6 +129,16 @@ def test_logs_say_lengths_and_arrivals(tmp_path, text):
     assert read_request_log(path, 7.0).arrivals_per_second == 7.0
 
 
+def test_times_may_have_a_zone_and_begin_at_zero(tmp_path):
+    path = tmp_path / "log.csv"
+    path.write_text(
+        "prompt_tokens,output_tokens,timestamp\n1,1,2024-05-01T10:00:00.123456789+02:00\n1,1,2024-05-01T08:00:04Z\n"
+    )
+    assert read_request_log(path).arrivals_per_second == pytest.approx(1 / 3.876544)
+    path.write_text("prompt_tokens,output_tokens,timestamp\n1,1,5\n1,1,0\n")
+    assert read_request_log(path).arrivals_per_second == pytest.approx(0.2)
+
+
 def test_a_long_log_needs_few_lengths_and_keeps_its_longest_exactly(tmp_path):
     path = tmp_path / "log.csv"
     rows = "".join(f"{1 + i * 7919 % 6007},{1 + i * 104729 % 997}\n" for i in range(20_000))
