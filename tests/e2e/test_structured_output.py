@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 import openai
 import pytest
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 from tests.http_server import running_server
 
 from ullage.engine.build import EngineOptions, build_engine
@@ -42,6 +42,8 @@ BOOK = {
 
 
 class Person(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
     name: str = Field(max_length=20)
     age: int = Field(ge=0, le=120)
 

@@ -27,7 +27,7 @@ def compiler() -> GrammarCompiler:
 def add(
     core: EngineCore, compiler: GrammarCompiler, constraint: Constraint, prompt: Sequence[int] = PROMPT, **fields: int
 ) -> int:
-    sampling = SamplingParams(**{"max_tokens": 30, **fields}, constraint=constraint)
+    sampling = SamplingParams(**{"max_tokens": 20, **fields}, constraint=constraint)
     return core.add_request(prompt, sampling, matcher=compiler.matcher(constraint))
 
 
@@ -64,16 +64,14 @@ def test_min_tokens_put_the_end_off_while_there_is_a_choice(compiler: GrammarCom
 
 @pytest.mark.parametrize("beside", [0, 3])
 def test_outputs_are_the_same_alone_chunked_preempted_or_from_the_cache(compiler: GrammarCompiler, beside: int) -> None:
-    prompts = [[i, *PROMPT * 2] for i in range(beside + 1)]
+    prompts = [[i] * 5 for i in range(beside + 1)]
     alone = []
     for prompt in prompts:
         core = make_core(num_blocks=64)
         request_id = add(core, compiler, DIGITS, prompt)
         alone.append(text_of(run(core)[request_id]))
-    crowded = make_core(num_blocks=12, max_num_batched_tokens=6)
+    crowded = make_core(num_blocks=8)
     ids = [add(crowded, compiler, DIGITS, prompt) for prompt in prompts]
-    for request in crowded.scheduler.requests.values():  # all are admitted, and some must give way
-        request.num_expected_tokens = request.num_tokens
     outputs = run(crowded)
     assert [text_of(outputs[i]) for i in ids] == alone
     assert (crowded.scheduler.counters.num_preemptions > 0) == (beside > 0)
