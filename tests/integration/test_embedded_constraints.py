@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from tests.http_server import until
@@ -50,20 +49,20 @@ async def test_what_cannot_be_compiled_is_the_requests_own_error(engine: Embedde
 
 async def test_a_reader_that_does_not_wait_for_the_compiler_leaves_nothing_behind(engine: EmbeddedEngine):
     compiler_is_free = threading.Event()
-    engine._compiling.submit(compiler_is_free.wait)
+    engine._engine_loop._compiling._thread.submit(compiler_is_free.wait)
     left = engine.submit(request("a+"))
     await left.aclose()
     stays = engine.submit(request("a"))
     compiler_is_free.set()
     assert [output async for output in stays][-1].finish_reason == "stop"
-    await until(lambda: not engine._mailboxes)
+    await until(lambda: not len(engine._accepted))
     assert engine._core.scheduler.counters.num_generated_tokens == 2
     assert len(engine._core.constraints) == 0
 
 
 async def test_other_requests_go_on_while_one_compiles(engine: EmbeddedEngine):
     compiler_is_free = threading.Event()
-    engine._compiling.submit(compiler_is_free.wait)
+    engine._engine_loop._compiling._thread.submit(compiler_is_free.wait)
     waits = engine.submit(request("a"))
     free = await outputs_of(engine, GenerationRequest((1, 2, 3), SamplingParams(max_tokens=5)))
     assert free[-1].finish_reason == "length"
@@ -75,9 +74,8 @@ async def test_a_stop_ends_requests_that_still_compile():
     engine = make_engine()
     await engine.start()
     compiler_is_free = threading.Event()
-    engine._compiling.submit(compiler_is_free.wait)
+    engine._engine_loop._compiling._thread.submit(compiler_is_free.wait)
     stream = engine.submit(request("a"))
     await engine.stop()
     compiler_is_free.set()
     assert [output.finish_reason async for output in stream] == ["abort"]
-    assert isinstance(engine._compiling, ThreadPoolExecutor)

@@ -137,7 +137,7 @@ async def test_leaving_frees_the_blocks_within_one_step(leave, num_steps_before)
         await leaving
         core.runner.allow(1)  # the step that it is in
         await until(lambda: is_idle(engine))
-        assert core.runner.num_steps == num_steps_before + 1
+        assert core.runner.num_steps <= num_steps_before + 1  # none, where the command came before the step began
         del kept
 
 
@@ -182,7 +182,7 @@ async def test_the_queue_is_full_exactly_when_it_is_full():
             engine.submit(request([1], 2))
         core.runner.allow(1)
         await until(lambda: core.scheduler.counters.num_steps == 1)
-        await until(lambda: len(engine._mailboxes) == 4)
+        await until(lambda: len(engine._accepted) == 4)
         streams.append(engine.submit(request([1], 2)))
         core.runner.allow(100)
         assert [len(tokens_of(outputs)) for outputs in await asyncio.gather(*map(collect, streams))] == [2] * 5

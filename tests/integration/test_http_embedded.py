@@ -136,3 +136,46 @@ async def test_clients_that_leave_at_any_moment_leave_no_block_behind():
         assert ledger["kv_pool"]["reserved_bytes"] == ledger["kv_pool"]["used_bytes"] == 0
         fields = {"model": "tiny", "prompt": "x" * 100, "max_tokens": 28, "ignore_eos": True}
         assert (await client.post(f"{server.url}/v1/completions", json=fields)).status_code == 200
+
+
+LONG = {"model": "tiny", "prompt": "hello", "max_tokens": 100, "ignore_eos": True}
+
+
+async def test_a_late_request_is_answered_504_and_a_late_stream_ends_with_an_error_event():
+    async with app_client(make_engine(step_seconds=0.01)) as client:
+        late = await client.post("/v1/completions", json={**LONG, "request_timeout": 0.1})
+        assert (late.status_code, late.json()["error"]["code"]) == (504, "deadline_exceeded")
+        assert late.headers["x-should-retry"] == "false"
+        stream = await client.post(
+            "/v1/completions", json={**LONG, "stream": True}, headers={"x-request-timeout": "0.1"}
+        )
+        *chunks, error = events_of(stream.text)
+        assert stream.status_code == 200
+        assert error["error"]["code"] == "deadline_exceeded"
+        assert all(chunk["choices"][0]["finish_reason"] is None for chunk in chunks)
+
+
+async def test_a_time_that_is_none_is_refused_by_name():
+    async with app_client(make_engine()) as client:
+        for fields, headers, name in (
+            ({"request_timeout": 0}, {}, "request_timeout"),
+            ({}, {"x-request-timeout": "soon"}, "x-request-timeout"),
+        ):
+            response = await client.post("/v1/completions", json={**LONG, **fields}, headers=headers)
+            assert response.status_code == 400
+            assert name in response.text
+
+
+async def test_a_full_queue_is_told_with_the_numbers():
+    engine = make_engine(step_seconds=0.01)
+    async with app_client(engine) as client:
+        waiting = [asyncio.ensure_future(client.post("/v1/completions", json={**LONG, "n": 22})) for _ in range(2)]
+        await until(lambda: engine._admission.num_in_work == 44)
+        response = await client.post("/v1/completions", json=LONG)
+        assert response.status_code == 429
+        assert int(response.headers["retry-after"]) >= 1
+        details = response.json()["error"]["details"]
+        assert (details["max_waiting_requests"], details["requests_in_work"]) == (40, 44)
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)

@@ -62,7 +62,7 @@ def demo(stay_up: bool, port: int) -> None:
             f"\n\n{timing.num_output_tokens} tokens at {timing.decode_tokens_per_second:.1f} tokens/s; "
             f"the first after {first_ms:.0f} ms, behind a prompt of {timing.num_prompt_tokens} tokens\n"
         )
-        show_memory(port, process.pid)
+        show_memory(port)
         if stay_up:
             click.echo(
                 f"\nThe server stays up; Ctrl-C stops it. To paste into another terminal:\n\n{curl_line(port)}\n"
@@ -133,16 +133,15 @@ def ask(port: int, question: str) -> Timing:
     return Timing(arrivals[0], arrivals[-1] - arrivals[0], usage["prompt_tokens"], usage["completion_tokens"])
 
 
-def show_memory(port: int, pid: int) -> None:
-    """The table of what was planned and what the server's process takes."""
+def show_memory(port: int) -> None:
+    """The table of what was planned and what the server's processes take."""
     from rich.console import Console
 
     from ullage.cli.memory_tables import ledger_table
-    from ullage.plan.machine import resident_bytes
 
     with request(port, "GET", "/v1/ledger") as response:
         ledger = json.loads(response.read())
-    Console().print(ledger_table(ledger["accounts"], resident_bytes(pid)))
+    Console().print(ledger_table(ledger["accounts"], ledger["measured"]["resident_bytes"]))
 
 
 def chat_body(question: str) -> dict[str, Any]:

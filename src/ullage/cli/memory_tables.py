@@ -35,7 +35,7 @@ def _add_figure(table: Table, name: str, num_bytes: int, remark: str) -> None:
 def ledger_table(accounts: Mapping[str, Mapping[str, int]], resident_bytes: int) -> Table:
     """The accounts of ``GET /v1/ledger``: what was planned, and what the ledger handed out. The last line is measured.
 
-    :param resident_bytes: physical memory of the server's process, by the system's count
+    :param resident_bytes: physical memory of the server's processes, by the system's count
     """
     table = _table("Memory, planned and taken", "planned, bytes")
     table.add_column("allocated, bytes", justify="right")

@@ -45,6 +45,7 @@ def run_server(model: str, model_options: ModelOptions, engine_options: EngineOp
     from rich.console import Console
 
     from ullage.engine.build import build_engine
+    from ullage.engine.launch import launch_engine
     from ullage.models.store import find_model
     from ullage.service import server
     from ullage.service.app import create_app
@@ -53,14 +54,15 @@ def run_server(model: str, model_options: ModelOptions, engine_options: EngineOp
     console = Console()
     names = model_options.names(model)
     path = find_model(model)
+    build = launch_engine if config.engine_process else build_engine
     bound = server.bind(config)
     with bound:
         started = time.monotonic()
         if console.is_terminal:
             with console.status(f"loading {model}"):
-                built = build_engine(path, engine_options)
+                built = build(path, engine_options)
         else:
-            built = build_engine(path, engine_options)
+            built = build(path, engine_options)
         _introduce(console, names[0], path, built, time.monotonic() - started)
         served = ServedModel(names, int(time.time()), built.tokenizer, built.chat_template)
         app = create_app(built.engine, served, config)

@@ -74,9 +74,15 @@ class Admission:
 
     :param config: what may run and wait
     :param limits: how many blocks a request needs, and how many there are
+    :param num_refusals: of an engine before this one: counting goes on
     """
 
-    def __init__(self, config: SchedulerConfig, limits: RequestLimits) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        limits: RequestLimits,
+        num_refusals: Mapping[AdmissionBound, int] | None = None,
+    ) -> None:
         self._config = config
         self._limits = limits
         self._in_work: set[Ticket] = set()
@@ -84,7 +90,7 @@ class Admission:
         self._by_tenant: dict[str, Waiting] = {}
         """Tenants without waiting requests have no entry."""
         self._drain_rate = DrainRate()
-        self.num_refusals: dict[AdmissionBound, int] = {}
+        self.num_refusals: dict[AdmissionBound, int] = dict(num_refusals or {})
 
     @property
     def num_in_work(self) -> int:

@@ -11,7 +11,9 @@ from ullage.base.errors import ConfigError, ModelFileError
 
 if TYPE_CHECKING:
     from ullage.engine.client import EngineClient
+    from ullage.engine.core import EngineCore
     from ullage.engine.runner import ModelRunner
+    from ullage.engine.scheduler import SchedulerConfig
     from ullage.models.chat_template import ChatTemplate
     from ullage.models.model_file import ModelFile
     from ullage.models.spec import ModelSpec
@@ -116,6 +118,16 @@ class AssembledEngine:
     """As of ``BuiltEngine``."""
 
 
+@dataclass(frozen=True, slots=True)
+class AssembledCore:
+    """The part of an engine that needs a thread yet. ``core.close`` frees the memory."""
+
+    core: EngineCore
+    plan: Plan
+    warning: str | None
+    """As of ``BuiltEngine``."""
+
+
 def build_engine(model_path: Path, options: EngineOptions) -> BuiltEngine:
     """Opens, plans, allocates, loads.
 
@@ -146,18 +158,52 @@ def assemble_engine(model: ModelFile, tokenizer: Tokenizer | None, options: Engi
     :param tokenizer: None: requests bring token ids, and outputs bear nothing else
     :raises ModelFileError, ConfigError, PlanError, EngineError: as ``build_engine``
     """
-    from ullage.engine.core import EngineCore
     from ullage.engine.embedded import EmbeddedEngine
+
+    built = assemble_core(model, tokenizer, options)
+    return AssembledEngine(EmbeddedEngine(built.core, tokenizer), built.core.runner, built.plan, built.warning)
+
+
+def assemble_core(
+    model: ModelFile, tokenizer: Tokenizer | None, options: EngineOptions, *, service_bytes: int = 0
+) -> AssembledCore:
+    """As ``assemble_engine``, without the thread.
+
+    :param service_bytes: held by the service, when that is another process; part of the plan's ``runtime``
+    """
+    from ullage.engine.core import EngineCore
     from ullage.engine.kv_cache import KVCacheConfig
-    from ullage.engine.scheduler import SchedulerConfig
     from ullage.plan.ledger import ALLOCATED_ACCOUNTS, MemoryLedger
     from ullage.plan.machine import resident_bytes
 
     runner_kind, warning = choose_runner(options.runner)
     plan_request = make_plan_request(options, runner_kind)
-    plan = plan_engine(model, plan_request)
-    scheduler_config = SchedulerConfig(
-        plan.max_model_len,
+    plan = plan_engine(model, plan_request, service_bytes=service_bytes)
+    kv_config = KVCacheConfig(plan.num_blocks, plan.demand, plan.slot_bytes, options.enable_prefix_caching)
+    ledger = MemoryLedger(plan.planned_bytes())
+    runner = _build_runner(model, ledger, plan, plan_request, options.isa)
+    ledger.check_complete()
+    # What the ledger hands out is resident at once; what else is resident is the runtime's.
+    allocated_bytes = sum(ledger.snapshot().accounts[account].allocated_bytes for account in ALLOCATED_ACCOUNTS)
+    ledger.record("runtime", max(0, resident_bytes() - allocated_bytes) + service_bytes)
+    core = EngineCore(
+        runner,
+        kv_config,
+        scheduler_config(options, plan.max_model_len),
+        ledger=ledger,
+        vocab_size=model.spec.vocab_size,
+        eos_token_ids=() if tokenizer is None else tokenizer.eos_token_ids,
+        seed=options.seed,
+    )
+    return AssembledCore(core, plan, warning)
+
+
+def scheduler_config(options: EngineOptions, max_model_len: int) -> SchedulerConfig:
+    """:raises ConfigError: options that contradict each other"""
+    from ullage.engine.scheduler import SchedulerConfig
+
+    return SchedulerConfig(
+        max_model_len,
         options.max_num_seqs,
         options.max_num_batched_tokens,
         options.max_waiting_requests,
@@ -167,23 +213,6 @@ def assemble_engine(model: ModelFile, tokenizer: Tokenizer | None, options: Engi
         max_waiting_requests_per_tenant=options.max_waiting_requests_per_tenant,
         max_waiting_tokens_per_tenant=options.max_waiting_tokens_per_tenant,
     )
-    kv_config = KVCacheConfig(plan.num_blocks, plan.demand, plan.slot_bytes, options.enable_prefix_caching)
-    ledger = MemoryLedger(plan.planned_bytes())
-    runner = _build_runner(model, ledger, plan, plan_request, options.isa)
-    ledger.check_complete()
-    # What the ledger hands out is resident at once; what else is resident is the runtime's.
-    allocated_bytes = sum(ledger.snapshot().accounts[account].allocated_bytes for account in ALLOCATED_ACCOUNTS)
-    ledger.record("runtime", max(0, resident_bytes() - allocated_bytes))
-    core = EngineCore(
-        runner,
-        kv_config,
-        scheduler_config,
-        ledger=ledger,
-        vocab_size=model.spec.vocab_size,
-        eos_token_ids=() if tokenizer is None else tokenizer.eos_token_ids,
-        seed=options.seed,
-    )
-    return AssembledEngine(EmbeddedEngine(core, tokenizer), runner, plan, warning)
 
 
 def choose_runner(wanted: Literal["auto", "native", "numpy"]) -> tuple[Literal["native", "numpy"], str | None]:
@@ -256,9 +285,10 @@ def check_tokenizer(path: Path, tokenizer: Tokenizer, spec: ModelSpec) -> None:
             )
 
 
-def plan_engine(model: ModelFile, request: PlanRequest) -> Plan:
+def plan_engine(model: ModelFile, request: PlanRequest, *, service_bytes: int = 0) -> Plan:
     """The plan for this process on this machine, as they are now.
 
+    :param service_bytes: as of ``assemble_core``
     :raises ConfigError: an option that this model can't honour
     :raises PlanError: more memory than there is
     """
@@ -271,7 +301,7 @@ def plan_engine(model: ModelFile, request: PlanRequest) -> Plan:
         tensor_types(model),
         request,
         available_bytes=available_memory_bytes(),
-        runtime_bytes=resident_bytes(),
+        runtime_bytes=resident_bytes() + service_bytes,
     )
 
 

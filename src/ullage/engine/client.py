@@ -12,6 +12,8 @@ from ullage.engine.sampling_params import SamplingParams
 from ullage.plan.ledger import LedgerSnapshot
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+EngineState = Literal["starting", "ready", "stalled", "restarting", "failed", "stopped"]
+"""``stalled`` and ``restarting`` pass by themselves; ``failed`` doesn't."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +113,9 @@ class EngineStatus:
     """Requests that ended early since start, by reason: ``client`` (the reader left), ``deadline``, ``shutdown``."""
     num_refusals: Mapping[str, int] = field(default_factory=dict)
     """Requests that were refused for now since start, by the bound that was reached (``AdmissionBound``)."""
+    state: EngineState = "ready"
+    num_restarts: int = 0
+    """Times the engine's process was started anew."""
 
 
 class OutputStream(Protocol):
@@ -167,6 +172,10 @@ class EngineClient(ABC):
 
     @abstractmethod
     def ledger(self) -> LedgerSnapshot: ...
+
+    def resident_bytes(self) -> int:
+        """Physical memory of a process of the engine's own; 0 when it is in this one."""
+        return 0
 
     @abstractmethod
     def status(self) -> EngineStatus: ...

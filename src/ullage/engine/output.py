@@ -14,7 +14,7 @@ from ullage.engine.client import FinishReason, GenerationOutput, GenerationReque
 from ullage.engine.core import EngineCore
 from ullage.engine.detokenizer import Detokenizer
 from ullage.engine.grammars import GrammarCompiler, Matcher
-from ullage.engine.request import TokenOutput
+from ullage.engine.request import RequestLimits, TokenOutput
 from ullage.engine.scheduler import AbortReason
 from ullage.models.tokenizer import Tokenizer
 
@@ -70,13 +70,7 @@ class TextEngine:
 
         :raises RequestError: it can't
         """
-        self.core.limits.check(request.prompt_token_ids, request.sampling)
-        if request.sampling.stop and self._tokenizer is None:
-            raise InvalidRequestError(
-                "stop texts need a tokenizer, and this model was loaded without one",
-                param="stop",
-                hint="use stop_token_ids",
-            )
+        check_request(self.core.limits, request, with_texts=self._tokenizer is not None)
 
     def matcher_for(self, request: GenerationRequest) -> Matcher | None:
         """What ``add_request`` needs of a constrained request; slow, and may be asked from any thread.
@@ -170,6 +164,17 @@ class TextEngine:
         else:
             del self._open[token.request_id]
         return request.release(output)
+
+
+def check_request(limits: RequestLimits, request: GenerationRequest, *, with_texts: bool) -> None:
+    """:raises RequestError: an engine with these limits, with or without a tokenizer, can never serve it"""
+    limits.check(request.prompt_token_ids, request.sampling)
+    if request.sampling.stop and not with_texts:
+        raise InvalidRequestError(
+            "stop texts need a tokenizer, and this model was loaded without one",
+            param="stop",
+            hint="use stop_token_ids",
+        )
 
 
 def nothing_yet(request: GenerationRequest) -> GenerationOutput:

@@ -4,7 +4,7 @@
     kv_pool    2 (K and V) x layers of a group x KV heads x head size x bytes per element, x tokens in the pool
     workspace  scratch memory of one step of max_num_batched_tokens tokens
     logits     one row of the vocabulary per sequence of a step
-    runtime    the interpreter, its libraries and the tokenizer, as measured when the plan is made
+    runtime    the interpreter, its libraries and the tokenizer, of all processes, as measured when the plan is made
     headroom   what stays free of the memory this process may use
 
 The runners allocate exactly this from the ledger; the engine doesn't start on a difference of one byte.

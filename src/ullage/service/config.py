@@ -55,6 +55,9 @@ class ServiceConfig:
         shown_default="no limit",
         at_least=0.001,
     )
+    engine_process: bool = setting(
+        True, "Run the engine in a process of its own, which is watched, and started again when it dies or hangs."
+    )
     keep_alive_seconds: int = setting(75, "How long an idle connection stays open, in seconds.", at_least=0)
 
     def __post_init__(self) -> None:

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from operator import itemgetter
-from typing import Any
 
 from ullage.base.errors import EngineError
 from ullage.engine.client import GenerationOutput, GenerationRequest, OutputStream
+from ullage.engine.output import merge_outputs
 from ullage.service.service import Service
 
 
 class Generation:
-    """Outputs of several engine requests, in the order they come. ``close`` must be called, whatever happens."""
+    """Outputs of several engine requests, in the order they come. ``close`` must be called, whatever happens.
+
+    Each choice has one task that reads it to its end: a token costs two wake-ups, and no task, timer or callback that
+    other answers would have to step over.
+    """
 
     def __init__(self, service: Service, streams: Sequence[OutputStream]) -> None:
         self._service = service
         self._streams = streams
-        self._awaited: dict[asyncio.Task[GenerationOutput | None], int] = {}
-        """What each unfinished choice will say next, and which choice it is."""
+        self._readers: list[asyncio.Task[None]] = []
+        self._pending: dict[int, list[GenerationOutput]] = {}
+        """What has come and wasn't given out yet, by choice."""
+        self._arrived = asyncio.Event()
 
     @classmethod
     async def submit(cls, service: Service, requests: Sequence[GenerationRequest]) -> Generation:
@@ -44,37 +49,62 @@ class Generation:
 
         :raises EngineError: a choice ended any other way, or the server stops and waits no longer
         """
-        for index in range(len(self._streams)):
-            self._await_next(index)
-        while self._awaited:
-            either: list[asyncio.Future[Any]] = [*self._awaited, self._service.cut_off]
-            done, _ = await asyncio.wait(either, timeout=ping_seconds, return_when=asyncio.FIRST_COMPLETED)
-            if self._service.cut_off.done():
-                raise self._service.stopping_error()
-            if not done:
-                yield None
-            ready = [(task, index) for task, index in self._awaited.items() if task in done]
-            for task, index in sorted(ready, key=itemgetter(1)):
-                del self._awaited[task]
-                output = self._checked(task.result())
-                if output.finish_reason is None:
-                    self._await_next(index)
-                yield index, output
+        self._readers = [asyncio.create_task(self._read(i, stream)) for i, stream in enumerate(self._streams)]
+        for reader in self._readers:
+            reader.add_done_callback(self._wake)
+        num_unfinished = len(self._streams)
+        self._service.cut_off.add_done_callback(self._wake)
+        try:
+            while num_unfinished:
+                something_came = await self._wait(ping_seconds)
+                if self._service.cut_off.done():
+                    raise self._service.stopping_error()
+                for reader in self._readers:
+                    if reader.done():
+                        reader.result()  # what a stream raises, its reader does
+                if not something_came:
+                    yield None
+                pending, self._pending = self._pending, {}
+                for index, outputs in sorted(pending.items()):
+                    output = self._checked(merge_outputs(outputs))
+                    num_unfinished -= output.finish_reason is not None
+                    yield index, output
+        finally:
+            self._service.cut_off.remove_done_callback(self._wake)
 
     async def close(self) -> None:
         """Aborts what isn't finished. Idempotent."""
-        for task in self._awaited:
-            task.cancel()
-        await asyncio.gather(*self._awaited, return_exceptions=True)
+        for reader in self._readers:
+            reader.cancel()
+        await asyncio.gather(*self._readers, return_exceptions=True)
         for stream in self._streams:
             await stream.aclose()
 
-    def _await_next(self, index: int) -> None:
-        self._awaited[asyncio.create_task(_next(self._streams[index]))] = index
+    async def _read(self, index: int, stream: OutputStream) -> None:
+        finished = False
+        async for output in stream:
+            self._pending.setdefault(index, []).append(output)
+            self._arrived.set()
+            finished = output.finish_reason is not None
+        if not finished:
+            error = EngineError("a request ended without its final event")
+            self._pending.setdefault(index, []).append(_failed(error))
+            self._arrived.set()
 
-    def _checked(self, output: GenerationOutput | None) -> GenerationOutput:
-        if output is None:
-            raise EngineError("a request ended without its final event")
+    async def _wait(self, at_most_seconds: float | None) -> bool:
+        """False: nothing came for so long."""
+        try:
+            async with asyncio.timeout(at_most_seconds):
+                await self._arrived.wait()
+        except TimeoutError:
+            return False
+        self._arrived.clear()
+        return True
+
+    def _wake(self, _: object) -> None:
+        self._arrived.set()
+
+    def _checked(self, output: GenerationOutput) -> GenerationOutput:
         if output.finish_reason == "error":
             raise output.error or EngineError("the engine failed")
         if output.finish_reason == "abort":
@@ -82,6 +112,5 @@ class Generation:
         return output
 
 
-async def _next(stream: OutputStream) -> GenerationOutput | None:
-    """None after the last one."""
-    return await anext(stream, None)
+def _failed(error: EngineError) -> GenerationOutput:
+    return GenerationOutput("", (), (), 0, 0, 0, finish_reason="error", error=error)

@@ -10,9 +10,13 @@ Answer = tuple[int, dict[str, object]]
 
 
 def live(service: Service) -> Answer:
-    """503 when only a restart can help: the engine is dead, or requests run and no step ends. Idle is fine."""
-    if service.started and not service.stopping and (reason := _failure(service)) is not None:
-        return 503, {"status": "failed", "reason": reason}
+    """503 when only a restart can help: the engine is dead, or requests run and no step ends. Idle is fine, and so is
+    an engine that is being started again.
+    """
+    if service.started and not service.stopping and service.engine.status().state not in ("restarting", "stalled"):
+        reason = _failure(service)
+        if reason is not None:
+            return 503, {"status": "failed", "reason": reason}
     return 200, {"status": "live"}
 
 
@@ -22,9 +26,10 @@ def ready(service: Service) -> Answer:
         return 503, {"status": "stopping", "reason": "the server is stopping"}
     if not service.started:
         return 503, {"status": "starting", "reason": "the engine is starting"}
-    if (reason := _failure(service)) is not None:
-        return 503, {"status": "failed", "reason": reason}
     status = service.engine.status()
+    if (reason := _failure(service)) is not None:
+        state = status.state if status.state in ("restarting", "stalled") else "failed"
+        return 503, {"status": state, "reason": reason}
     return 200, {
         "status": "ready",
         "models": list(service.model.names),
@@ -43,8 +48,10 @@ def _failure(service: Service) -> str | None:
 
 
 def ledger(service: Service) -> dict[str, object]:
-    """All accounts in bytes. ``resident_bytes`` is the operating system's own figure for this process."""
+    """All accounts in bytes. ``measured`` are the operating system's own figures: of all processes, and of the engine's
+    where it has one of its own."""
     snapshot = service.engine.ledger()
+    engine_bytes = service.engine.resident_bytes()
     return {
         "accounts": {
             name: {"planned_bytes": account.planned_bytes, "allocated_bytes": account.allocated_bytes}
@@ -55,5 +62,8 @@ def ledger(service: Service) -> dict[str, object]:
             "used_bytes": snapshot.kv_used_bytes,
             "cached_bytes": snapshot.kv_cached_bytes,
         },
-        "measured": {"resident_bytes": resident_bytes()},
+        "measured": {
+            "resident_bytes": resident_bytes() + engine_bytes,
+            "engine_process_resident_bytes": engine_bytes,
+        },
     }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -48,7 +47,7 @@ def server() -> Iterator[HTTPServer]:
         def do_GET(self) -> None:
             self.send_response(200)
             self.end_headers()
-            self.wfile.write(json.dumps({"accounts": LEDGER}).encode())
+            self.wfile.write(json.dumps({"accounts": LEDGER, "measured": {"resident_bytes": 4000}}).encode())
 
         def log_message(self, *args: object) -> None:
             """Keeps quiet."""
@@ -92,7 +91,7 @@ def test_a_stream_that_breaks_off_or_fails_is_not_taken_for_an_answer(server):
 
 
 def test_the_memory_table_sets_the_plan_beside_what_was_allocated_and_what_is_resident(server, capsys):
-    show_memory(server.server_port, os.getpid())
+    show_memory(server.server_port)
     shown = capsys.readouterr().out
     assert "1,000" in shown
     assert "headroom" not in shown

@@ -7,8 +7,7 @@ model has a tokenizer.
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,33 +21,26 @@ from ullage.models.open_model import open_model
 from ullage.ops.bench.peer_driver import Describe, Generate, Prepare, Prompts, answer_lines
 from ullage.plan.machine import resident_bytes
 
-Clock = Callable[[], float]
 
-
-async def generate_all(
-    engine: EngineClient, prompts: Prompts, new_tokens: int, clock: Clock = time.perf_counter
-) -> float | None:
-    """Runs all prompts at once, greedily. Returns the seconds from a single sequence's first token to its last, None
-    where that can't be told.
+async def generate_all(engine: EngineClient, prompts: Prompts, new_tokens: int) -> float | None:
+    """Runs all prompts at once, greedily, for whole answers. Returns the seconds from a single sequence's
+    first token to its last, by the engine's own clock; None where that can't be told.
 
     :raises UllageError: a request was refused or failed
     """
     sampling = SamplingParams(temperature=0, max_tokens=new_tokens, ignore_eos=True)
 
     async def decode_seconds(prompt: tuple[int, ...]) -> float | None:
-        arrivals: list[tuple[float, int]] = []  # of outputs, with the tokens until then
-        num_tokens = 0
-        # Only a single sequence is watched while it comes.
-        async for output in engine.submit(GenerationRequest(prompt, sampling, streamed=len(prompts) == 1)):
-            if output.error is not None:
-                raise output.error
-            num_tokens += len(output.token_ids)
-            arrivals.append((clock(), num_tokens))
-        (first, num_first), (last, _) = arrivals[0], arrivals[-1]
-        if num_tokens != new_tokens:
-            raise EngineError(f"it generated {num_tokens} tokens, not {new_tokens}")
-        # An output bears more than one token when the reader was late.
-        return (last - first) * (new_tokens - 1) / (new_tokens - num_first) if num_first < new_tokens else None
+        request = GenerationRequest(prompt, sampling, streamed=False)
+        outputs = [output async for output in engine.submit(request)]
+        last = outputs[-1]
+        if last.error is not None:
+            raise last.error
+        if last.num_output_tokens != new_tokens:
+            raise EngineError(f"it generated {last.num_output_tokens} tokens, not {new_tokens}")
+        if last.times is None or last.times.first_token_at is None or new_tokens == 1:
+            return None
+        return last.times.finished_at - last.times.first_token_at
 
     seconds = await asyncio.gather(*[decode_seconds(tuple(prompt)) for prompt in prompts])
     return seconds[0] if len(prompts) == 1 else None

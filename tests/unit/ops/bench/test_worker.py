@@ -7,7 +7,7 @@ from tests.model_fixtures import tiny_model, write_gguf
 
 from ullage.base.errors import EngineError
 from ullage.engine.build import EngineOptions, assemble_engine
-from ullage.engine.client import GenerationOutput
+from ullage.engine.client import GenerationOutput, RequestTimes
 from ullage.models.open_model import open_model
 from ullage.ops.bench.worker import describe, generate_all
 
@@ -15,54 +15,45 @@ from ullage.ops.bench.worker import describe, generate_all
 class KnownEngine:
     """The first token of a request comes after 3 seconds, the others each after a quarter of one."""
 
-    def __init__(self) -> None:
-        self.now = 100.0
+    def __init__(self, num_missing: int = 0) -> None:
         self.requests = []
+        self._num_missing = num_missing
 
     async def submit(self, request):
         self.requests.append(request)
-        for i in range(request.sampling.max_tokens):
-            self.now += 0.25 if i else 3.0
-            yield GenerationOutput(
-                "", (1,), (), len(request.prompt_token_ids), num_cached_tokens=0, num_output_tokens=i
-            )
-
-    def clock(self) -> float:
-        return self.now
+        count = request.sampling.max_tokens - self._num_missing
+        times = RequestTimes(100.0, 101.0, 103.0, 103.0 + 0.25 * (count - 1))
+        yield GenerationOutput(
+            "",
+            (1,) * count,
+            (),
+            len(request.prompt_token_ids),
+            num_cached_tokens=0,
+            num_output_tokens=count,
+            times=times,
+        )
 
 
 async def test_decoding_lasts_from_the_first_token_to_the_last():
     engine = KnownEngine()
-    assert await generate_all(engine, [[1, 2, 3]], 5, engine.clock) == pytest.approx(1.0)
+    assert await generate_all(engine, [[1, 2, 3]], 5) == pytest.approx(1.0)
     (request,) = engine.requests
     assert request.prompt_token_ids == (1, 2, 3)
-    assert (request.sampling.temperature, request.sampling.ignore_eos) == (0, True)
+    assert (request.sampling.temperature, request.sampling.ignore_eos, request.streamed) == (0, True, False)
 
 
-async def test_tokens_that_came_together_are_not_taken_for_one():
-    class InPairs(KnownEngine):
-        async def submit(self, request):
-            for i in range(0, request.sampling.max_tokens, 2):
-                self.now += 0.5 if i else 3.0
-                yield GenerationOutput("", (1, 1), (), 1, num_cached_tokens=0, num_output_tokens=i)
-
-    engine = InPairs()
-    assert await generate_all(engine, [[1]], 6, engine.clock) == pytest.approx(5 * 0.25)
-    assert await generate_all(engine, [[1]], 2, engine.clock) is None
+async def test_of_a_single_token_no_time_is_told():
+    assert await generate_all(KnownEngine(), [[1]], 1) is None
 
 
 async def test_an_output_of_another_length_is_no_measurement():
-    class Short(KnownEngine):
-        async def submit(self, request):
-            yield GenerationOutput("", (1,), (), 1, num_cached_tokens=0, num_output_tokens=1)
-
     with pytest.raises(EngineError, match="1 tokens, not 5"):
-        await generate_all(Short(), [[1]], 5)
+        await generate_all(KnownEngine(num_missing=4), [[1]], 5)
 
 
 async def test_of_several_sequences_no_time_is_told():
     engine = KnownEngine()
-    assert await generate_all(engine, [[1], [2]], 5, engine.clock) is None
+    assert await generate_all(engine, [[1], [2]], 5) is None
     assert len(engine.requests) == 2
 
 
