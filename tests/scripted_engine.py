@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from ullage.base.errors import UllageError
@@ -27,6 +28,7 @@ class ByteTokenizer:
     vocab_size = 257
     eos_token_ids = (EOS,)
     strip_leading_space = False
+    control_tokens: Mapping[str, int] = MappingProxyType({"<eos>": EOS})
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return list(text.encode())
@@ -45,10 +47,27 @@ class ByteTokenizer:
 
 
 class LineTemplate:
-    """``role: content`` in a line each."""
+    """``role: content`` in a line each, the names of tools before them.
 
-    def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> list[int]:
-        lines = [f"{message['role']}: {''.join(part['text'] for part in message['content'])}\n" for message in messages]
+    :param source: by its marks the form of tool calls is known
+    """
+
+    def __init__(self, *, takes_tools: bool = True, source: str = "<tool_call>") -> None:
+        self.takes_tools = takes_tools
+        self.source = source
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> list[int]:
+        lines = [f"tool {tool['function']['name']}\n" for tool in tools or ()]
+        for message in messages:
+            content = message.get("content") or ()
+            text = content if isinstance(content, str) else "".join(part["text"] for part in content)
+            lines.append(f"{message['role']}: {text}\n")
         return list("".join([*lines, "assistant:" if add_generation_prompt else ""]).encode())
 
 
@@ -164,10 +183,10 @@ class ScriptedStream:
             yield output
 
 
-def scripted_model(*, chat: bool = True) -> ServedModel:
+def scripted_model(*, chat: bool = True, template: LineTemplate | None = None) -> ServedModel:
     return ServedModel(
         names=("org/tiny", "tiny"),
         created=1234567890,
         tokenizer=ByteTokenizer(),
-        chat_template=LineTemplate() if chat else None,
+        chat_template=(template or LineTemplate()) if chat else None,
     )

@@ -20,10 +20,12 @@ from ullage.plan.ledger import MemoryLedger
 NUM_BLOCKS, BLOCK_SIZE, TOKEN_BYTES = 32, 4, 8
 
 
-def make_engine(*, step_seconds: float = 0.0, eos_probability: float = 0.0) -> EmbeddedEngine:
-    """128 tokens in the pool; a context of 200."""
+def make_engine(
+    *, step_seconds: float = 0.0, eos_probability: float = 0.0, num_blocks: int = NUM_BLOCKS
+) -> EmbeddedEngine:
+    """128 tokens in the pool, and a context of 200, unless it has more blocks."""
     runner = FakeRunner(
-        num_blocks=NUM_BLOCKS,
+        num_blocks=num_blocks,
         block_size=BLOCK_SIZE,
         vocab_size=ByteTokenizer.vocab_size,
         eos_token_id=EOS,
@@ -32,9 +34,14 @@ def make_engine(*, step_seconds: float = 0.0, eos_probability: float = 0.0) -> E
     )
     core = EngineCore(
         runner,
-        KVCacheConfig(NUM_BLOCKS, BlockDemand(BLOCK_SIZE), TOKEN_BYTES),
-        SchedulerConfig(max_model_len=200, max_num_seqs=4, max_num_batched_tokens=16, max_waiting_requests=40),
-        ledger=MemoryLedger({"kv_pool": NUM_BLOCKS * BLOCK_SIZE * TOKEN_BYTES}),
+        KVCacheConfig(num_blocks, BlockDemand(BLOCK_SIZE), TOKEN_BYTES),
+        SchedulerConfig(
+            max_model_len=200 if num_blocks == NUM_BLOCKS else num_blocks * BLOCK_SIZE,
+            max_num_seqs=4,
+            max_num_batched_tokens=16,
+            max_waiting_requests=40,
+        ),
+        ledger=MemoryLedger({"kv_pool": num_blocks * BLOCK_SIZE * TOKEN_BYTES}),
         vocab_size=ByteTokenizer.vocab_size,
         eos_token_ids=[EOS],
     )

@@ -79,7 +79,7 @@ async def test_a_field_at_fault_is_the_param():
         no_model = await client.post("/v1/completions", json={"prompt": "hi"})
     assert error_of(wrong_role)["param"] == "messages[0].role"
     assert error_of(wrong_range)["param"] == "temperature"
-    assert error_of(tools)["param"] == "tools"
+    assert error_of(tools)["param"] == "tools[0].function"
     assert error_of(no_model)["param"] == "model"
     assert {response.status_code for response in (wrong_role, wrong_range, tools, no_model)} == {400}
 

@@ -5,7 +5,8 @@ them; ``EmbeddedEngine`` in ``embedded.py`` gives both a thread, takes requests 
 
 ``step`` is all of it: the scheduler says what to run, the runner runs it, the scheduler takes the result in. What they
 say to each other stands in ``step.py``; who runs when, in ``scheduler.py``; where keys and values lie, in
-``kv_cache.py``; how large a step may be, in ``step_budget.py``.
+``kv_cache.py``; how large a step may be, in ``step_budget.py``; which tokens a constraint allows, in
+``constraints.py``.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 
 from ullage.engine.client import EngineStatus, RequestTimes
+from ullage.engine.constraints import Constraints
+from ullage.engine.grammars import Matcher
 from ullage.engine.kv_cache import KVCacheConfig, KVCacheManager
 from ullage.engine.request import Request, RequestLimits, TokenOutput
 from ullage.engine.runner import ModelRunner
@@ -51,6 +54,7 @@ class EngineCore:
         self.ledger = ledger
         self.scheduler = Scheduler(scheduler_config, KVCacheManager(kv_config, ledger), clock)
         self.limits = RequestLimits(scheduler_config.max_model_len, kv_config.num_blocks, kv_config.demand, vocab_size)
+        self.constraints = Constraints(vocab_size)
         self._eos_token_ids = frozenset(eos_token_ids)
         self._seeds = random.Random(seed)
         self.clock = clock
@@ -61,14 +65,15 @@ class EngineCore:
 
         :raises EngineError: the runner failed; the engine can't go on
         """
-        expired = self.scheduler.end_expired()
-        if not self.has_work:
-            return expired
-        began = self.clock()
-        step = self.scheduler.schedule()
-        sampled = self.runner.execute(step)  # the GIL is released inside
-        self.scheduler.step_budget.learn(step, self.clock() - began)
-        return expired + self.scheduler.update(step, sampled)
+        outputs = self.scheduler.end_expired()
+        if self.has_work:
+            began = self.clock()
+            step = self.constraints.mask(self.scheduler.schedule())
+            sampled = self.constraints.follow(self.runner.execute(step))  # the GIL is released inside
+            self.scheduler.step_budget.learn(step, self.clock() - began)
+            outputs += self.scheduler.update(step, sampled)
+        self.constraints.discard_ended(outputs)
+        return outputs
 
     def add_request(
         self,
@@ -81,11 +86,13 @@ class EngineCore:
         priority: int = 0,
         arrived_at: float | None = None,
         timeout_seconds: float | None = None,
+        matcher: Matcher | None = None,
     ) -> int:
         """Takes a request in. It must have passed ``limits.check``, and how many wait is the caller's to bound.
 
         :param arrived_at: by ``clock``; None: now
         :param timeout_seconds: since it arrived
+        :param matcher: of ``sampling.constraint``, at the beginning of the text
         :return: the request's id, greater than all before
         """
         if arrived_at is None:
@@ -106,14 +113,18 @@ class EngineCore:
         )
         self._num_accepted += 1
         self.scheduler.add(request)
+        if matcher is not None:
+            self.constraints.add(request.request_id, matcher)
         return request.request_id
 
     def abort(self, request_id: int, reason: AbortReason = "client") -> RequestTimes | None:
         """Ends a request now: its blocks are free, no output follows. None when it had ended already."""
+        self.constraints.discard(request_id)
         return self.scheduler.abort(request_id, reason)
 
     def stop(self, request_id: int) -> RequestTimes:
         """Ends a running request whose text is complete."""
+        self.constraints.discard(request_id)
         return self.scheduler.stop(request_id)
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -19,14 +19,22 @@ class Detokenizer:
     cut into tokens.
 
     :param min_tokens: a stop text that is complete within so many tokens counts as text
+    :param visible_token_ids: control tokens whose names are text here
     :param continues_text: the prompt ends in text, not in a control token: a first space is then part of the text
         even where decoding from the start would take it away
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, stop: Iterable[str] = (), *, min_tokens: int = 0, continues_text: bool = False
+        self,
+        tokenizer: Tokenizer,
+        stop: Iterable[str] = (),
+        *,
+        min_tokens: int = 0,
+        continues_text: bool = False,
+        visible_token_ids: Collection[int] = (),
     ) -> None:
         self._token_bytes = tokenizer.token_bytes
+        self._visible = {token_id: tokenizer.token_text(token_id).encode() for token_id in visible_token_ids}
         self._strip_space = tokenizer.strip_leading_space and not continues_text
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._stops = [_StopText(text) for text in stop]
@@ -39,7 +47,7 @@ class Detokenizer:
     def push(self, token_id: int) -> str:
         """What the token lets go. Nothing more comes after a stop text."""
         self._num_tokens_to_pass -= 1
-        data = self._token_bytes(token_id)
+        data = self._visible.get(token_id) or self._token_bytes(token_id)
         if self._strip_space and data:
             self._strip_space = False
             data = data.removeprefix(b" ")

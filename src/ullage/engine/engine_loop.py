@@ -12,9 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from ullage.base.errors import EngineError
-from ullage.engine.client import EngineStatus, GenerationOutput, GenerationRequest
-from ullage.engine.output import TextEngine
+from ullage.base.errors import EngineError, RequestError
+from ullage.engine.client import EngineStatus, FinishReason, GenerationOutput, GenerationRequest
+from ullage.engine.compiling import CompilingRequests
+from ullage.engine.grammars import Matcher
+from ullage.engine.output import TextEngine, nothing_yet
 from ullage.engine.scheduler import AbortReason
 
 logger = logging.getLogger(__name__)
@@ -70,6 +72,7 @@ class EngineLoop:
         self._users = users
         self._keys: dict[int, int] = {}
         self._request_ids: dict[int, int] = {}
+        self._compiling = CompilingRequests(engine)
         self._events: list[Event] = []
 
     def run(self) -> EngineError | None:
@@ -85,6 +88,8 @@ class EngineLoop:
                     self._post()
             for request_id in self._engine.request_ids:
                 self._abort(request_id, "shutdown")
+            for submit in self._compiling.leave_all():
+                self._end_early(submit, "abort")
             self._post()
         except Exception as error:
             logger.exception("the engine failed")
@@ -98,21 +103,43 @@ class EngineLoop:
 
     def _take_commands(self) -> bool:
         """Obeys all commands there are; sleeps until the first while there is no work. False: stop."""
-        wait = not self._engine.has_work
         while True:
+            idle = not self._engine.has_work and not self._events
+            if len(self._compiling):
+                self._take_compiled(wait=idle)
+            wait = idle and not len(self._compiling) and not self._engine.has_work and not self._events
             command = self._users.next_command(wait=wait)
             if command is None:
                 return True
             if wait:
-                wait, self.last_step_at = False, time.monotonic()
+                self.last_step_at = time.monotonic()
             if isinstance(command, Stop):
                 return False
             if isinstance(command, Submit):
-                request_id = self._engine.add_request(command.request, command.arrived_at)
-                self._keys[request_id] = command.key
-                self._request_ids[command.key] = request_id
+                if command.request.sampling.constraint is None:
+                    self._add(command)
+                else:
+                    self._compiling.begin(command)
+            elif (submit := self._compiling.leave(command.key)) is not None:
+                self._end_early(submit, "abort")
             elif command.key in self._request_ids:
                 self._abort(self._request_ids[command.key])
+
+    def _take_compiled(self, *, wait: bool) -> None:
+        for submit, result in self._compiling.take(wait=wait):
+            if isinstance(result, RequestError):
+                self._end_early(submit, "error", result)
+            else:
+                self._add(submit, result)
+
+    def _add(self, submit: Submit, matcher: Matcher | None = None) -> None:
+        request_id = self._engine.add_request(submit.request, submit.arrived_at, matcher)
+        self._keys[request_id] = submit.key
+        self._request_ids[submit.key] = request_id
+
+    def _end_early(self, submit: Submit, reason: FinishReason, error: RequestError | None = None) -> None:
+        """The end of a request that the core never saw."""
+        self._events.append((submit.key, replace(nothing_yet(submit.request), finish_reason=reason, error=error)))
 
     def _step(self) -> None:
         for request_id, output in self._engine.step():

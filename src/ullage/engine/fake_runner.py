@@ -123,21 +123,29 @@ class FakeRunner:
                 slots.extend(self._block(block_id))
             start = first_block * self._block_size
             seen.append(slots[first - start : num_tokens - start])
-        token_id = self._next_token(seen, request.banned_token_ids)
+        avoided = request.banned_token_ids
+        if request.token_mask is not None:
+            avoided = sorted({*avoided, *self._masked(request.token_mask)})
+        if len({*avoided}) == self.vocab_size:
+            return SampledToken(request.request_id, None, error="no token can be chosen")
+        token_id = self._next_token(seen, avoided)
         if request.sampling.logprobs is None:
             return SampledToken(request.request_id, token_id)
         candidates = [(token_id + i) % self.vocab_size for i in range(request.sampling.logprobs)]
         top_logprobs = tuple((candidate, -1.0 - i) for i, candidate in enumerate(candidates))
         return SampledToken(request.request_id, token_id, -1.0, top_logprobs)
 
+    def _masked(self, mask: bytes) -> list[int]:
+        return [token_id for token_id in range(self.vocab_size) if not mask[token_id // 8] >> token_id % 8 & 1]
+
     def _next_token(self, seen: Sequence[array[int]], banned_token_ids: Collection[int]) -> int:
         """:param seen: the values of each layer group that the last token sees, its own among them"""
         digest = 0
         for slots in seen:
             digest = zlib.crc32(slots.tobytes(), digest)
-        avoided = [*banned_token_ids]
+        avoided = [*dict.fromkeys(banned_token_ids)]
         if self._eos_token_id is not None and self._eos_token_id not in avoided:
-            if zlib.crc32(b"end", digest) < self._eos_probability * 2**32:
+            if zlib.crc32(b"end", digest) < self._eos_probability * 2**32 or len(avoided) == self.vocab_size - 1:
                 return self._eos_token_id
             avoided.append(self._eos_token_id)
         assert len({*avoided}) < self.vocab_size, "no token is left"

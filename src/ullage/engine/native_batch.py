@@ -79,13 +79,14 @@ class SamplingBatches:
             return self._plain_greedy[len(requests)]
         token_ids: list[int] = []
         bias_values: list[float] = []
+        masks: list[bytes] = []
         rows = [
             PLAIN_GREEDY
             if _is_plain_greedy(request)
-            else _sampling_row(request, self._vocab_size, token_ids, bias_values)
+            else _sampling_row(request, self._vocab_size, token_ids, bias_values, masks)
             for request in requests
         ]
-        return SamplingBatch.of(rows, token_ids, bias_values)
+        return SamplingBatch.of(rows, token_ids, bias_values, masks)
 
 
 def _is_plain_greedy(request: ScheduledRequest) -> bool:
@@ -93,12 +94,13 @@ def _is_plain_greedy(request: ScheduledRequest) -> bool:
     return (
         params.temperature == 0.0
         and params.logprobs is None
+        and request.token_mask is None
         and not (request.banned_token_ids or params.logit_bias or params.has_penalties)
     )
 
 
 def _sampling_row(
-    request: ScheduledRequest, vocab_size: int, token_ids: list[int], bias_values: list[float]
+    request: ScheduledRequest, vocab_size: int, token_ids: list[int], bias_values: list[float], masks: list[bytes]
 ) -> tuple[float, ...]:
     params = request.sampling
     history_start = len(token_ids)
@@ -110,6 +112,9 @@ def _sampling_row(
     banned_start = len(token_ids)
     if request.banned_token_ids:
         token_ids += _checked_ids(request, request.banned_token_ids, vocab_size)
+    mask_index = -1 if request.token_mask is None else len(masks)
+    if request.token_mask is not None:
+        masks.append(_checked_mask(request, request.token_mask, vocab_size))
     return (
         params.temperature,
         params.top_p,
@@ -127,6 +132,8 @@ def _sampling_row(
         banned_start,
         len(token_ids),
         bias_values_start,
+        mask_index,
+        0,
     )
 
 
@@ -149,6 +156,12 @@ def _checked_ids(request: ScheduledRequest, token_ids: Sequence[int], vocab_size
     if not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
         raise EngineError(f"request {request.request_id}: token ids must be 0..{vocab_size - 1}, got {list(token_ids)}")
     return token_ids
+
+
+def _checked_mask(request: ScheduledRequest, mask: bytes, vocab_size: int) -> bytes:
+    if len(mask) != -(-vocab_size // 32) * 4:
+        raise EngineError(f"request {request.request_id}: a mask of {len(mask)} bytes for {vocab_size} tokens")
+    return mask
 
 
 def sampled_tokens(requests: Sequence[ScheduledRequest], sampled: NDArray[Any]) -> list[SampledToken]:

@@ -13,6 +13,7 @@ from ullage.base.errors import InvalidRequestError
 from ullage.engine.client import FinishReason, GenerationOutput, GenerationRequest, TokenLogprob
 from ullage.engine.core import EngineCore
 from ullage.engine.detokenizer import Detokenizer
+from ullage.engine.grammars import GrammarCompiler, Matcher
 from ullage.engine.request import RequestLimits, TokenOutput
 from ullage.engine.scheduler import AbortReason
 from ullage.models.tokenizer import Tokenizer
@@ -52,6 +53,7 @@ class TextEngine:
     def __init__(self, core: EngineCore, tokenizer: Tokenizer | None) -> None:
         self.core = core
         self._tokenizer = tokenizer
+        self._grammars = None if tokenizer is None else GrammarCompiler.of(tokenizer, core.limits.vocab_size)
         self._open: dict[int, OpenRequest] = {}
 
     @property
@@ -70,10 +72,25 @@ class TextEngine:
         """
         check_request(self.core.limits, request, with_texts=self._tokenizer is not None)
 
-    def add_request(self, request: GenerationRequest, arrived_at: float | None = None) -> int:
+    def matcher_for(self, request: GenerationRequest) -> Matcher | None:
+        """What ``add_request`` needs of a constrained request; slow, and may be asked from any thread.
+
+        :raises InvalidRequestError: the constraint can't be compiled
+        """
+        constraint = request.sampling.constraint
+        if constraint is None:
+            return None
+        if self._grammars is None:
+            raise InvalidRequestError("constrained output needs a tokenizer, and this model was loaded without one")
+        return self._grammars.matcher(constraint)
+
+    def add_request(
+        self, request: GenerationRequest, arrived_at: float | None = None, matcher: Matcher | None = None
+    ) -> int:
         """Takes in a request that passed ``check``.
 
         :param arrived_at: by the core's clock; None: now
+        :param matcher: from ``matcher_for``; made here if it is missing
         :return: the request's id
         """
         request_id = self.core.add_request(
@@ -85,6 +102,7 @@ class TextEngine:
             priority=request.priority,
             arrived_at=arrived_at,
             timeout_seconds=request.timeout_seconds,
+            matcher=self.matcher_for(request) if matcher is None else matcher,
         )
         held: list[GenerationOutput] | None = None if request.streamed else []
         self._open[request_id] = OpenRequest(self._detokenizer_for(request), nothing_yet(request), held)
@@ -117,6 +135,7 @@ class TextEngine:
             request.sampling.stop,
             min_tokens=request.sampling.min_tokens,
             continues_text=continues_text,
+            visible_token_ids=request.sampling.visible_token_ids,
         )
 
     def _take_in(self, token: TokenOutput) -> GenerationOutput | None:

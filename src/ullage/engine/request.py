@@ -164,6 +164,7 @@ class RequestLimits:
         self._check_vocabulary("prompt", prompt_token_ids)
         self._check_vocabulary("logit_bias", sampling.logit_bias.keys())
         self._check_vocabulary("stop_token_ids", sampling.stop_token_ids)
+        self._check_vocabulary("visible_token_ids", sampling.visible_token_ids)
 
     def check_length(self, num_prompt_tokens: int, max_tokens: int) -> None:
         """:raises ContextLengthError, KVCapacityError: more than context or pool can ever hold"""

@@ -2,7 +2,7 @@
 
 The order is vLLM's::
 
-    logits ─▶ logit bias ─▶ repetition, frequency, presence penalty ─▶ banned tokens ─▶ greedy: the largest
+    logits ─▶ logit bias ─▶ repetition, frequency, presence penalty ─▶ bans, mask ─▶ greedy: the largest
                                         └─▶ temperature ─▶ top-k, min-p ─▶ top-p ─▶ one draw
 
 Log-probabilities are those of the logits as the model computed them, before all of this.
@@ -55,7 +55,12 @@ def _is_plain_greedy(request: ScheduledRequest) -> bool:
 
 
 def _changes_logits(request: ScheduledRequest) -> bool:
-    return bool(request.sampling.has_penalties or request.sampling.logit_bias or request.banned_token_ids)
+    return bool(
+        request.sampling.has_penalties
+        or request.sampling.logit_bias
+        or request.banned_token_ids
+        or request.token_mask is not None
+    )
 
 
 def _no_token(request: ScheduledRequest, best: np.float32) -> SampledToken:
@@ -80,11 +85,11 @@ def _sample_row(row: Logits, request: ScheduledRequest) -> SampledToken:
 
 
 def adjust_logits(row: Logits, request: ScheduledRequest) -> Logits:
-    """Bias, penalties and bans.
+    """Bias, penalties, bans and the mask of a constraint.
 
     :param row: [vocab]; not changed
     :returns: [vocab]
-    :raises EngineError: an id to bias or to ban is not in the vocabulary
+    :raises EngineError: an id to bias or to ban is not in the vocabulary, or the mask has another size
     """
     params, row = request.sampling, row.copy()
     row[_checked_ids(params.logit_bias, row.size, request)] += np.fromiter(params.logit_bias.values(), np.float32)
@@ -98,7 +103,15 @@ def adjust_logits(row: Logits, request: ScheduledRequest) -> Logits:
         seen, counts = np.unique(output, return_counts=True)
         row[seen] -= params.frequency_penalty * counts + params.presence_penalty
     row[_checked_ids(request.banned_token_ids, row.size, request)] = -np.inf
+    if request.token_mask is not None:
+        row[~_allowed(request.token_mask, row.size, request)] = -np.inf
     return row
+
+
+def _allowed(mask: bytes, vocab_size: int, request: ScheduledRequest) -> NDArray[np.bool_]:
+    if len(mask) != -(-vocab_size // 32) * 4:
+        raise EngineError(f"request {request.request_id}: a mask of {len(mask)} bytes for {vocab_size} tokens")
+    return np.unpackbits(np.frombuffer(mask, np.uint8), count=vocab_size, bitorder="little").astype(np.bool_)
 
 
 def _checked_ids(token_ids: Collection[int], vocab_size: int, request: ScheduledRequest) -> TokenIds:

@@ -54,7 +54,10 @@ class SamplingParams:
     min_tokens: int = 0
     """So many new tokens come before one may end the output: end of sequence, stop token or stop text."""
     constraint: Constraint | None = None
-    """What the whole output must match."""
+    """What the whole output must match. End of sequence comes where the text may end; ``min_tokens`` gives way where it
+    must end."""
+    visible_token_ids: tuple[int, ...] = ()
+    """Control tokens whose names are part of the text, which they otherwise aren't. At most 1,024."""
 
     def __post_init__(self) -> None:
         _check_number("max_tokens", self.max_tokens, 1, math.inf, whole=True)
@@ -76,6 +79,11 @@ class SamplingParams:
         if not all(1 <= len(text) <= MAX_STOP_LENGTH for text in self.stop):
             raise InvalidRequestError(f"each stop text must have 1 to {MAX_STOP_LENGTH} characters", param="stop")
         _check_entries("stop_token_ids", self.stop_token_ids, int, MAX_TOKEN_IDS)
+        _check_entries("visible_token_ids", self.visible_token_ids, int, MAX_TOKEN_IDS)
+        if self.constraint is not None and self.ignore_eos:
+            raise InvalidRequestError(
+                "ignore_eos can't go with a constraint, whose text must be able to end", param="ignore_eos"
+            )
         if not isinstance(self.logit_bias, Mapping):
             raise InvalidRequestError("logit_bias must map token ids to numbers", param="logit_bias")
         _check_entries("logit_bias", tuple(self.logit_bias), int, MAX_TOKEN_IDS)

@@ -196,6 +196,7 @@ class NativeDecoder:
                 sampling.row_bytes,
                 sampling.token_ids,
                 sampling.bias_values,
+                sampling.masks,
                 self._sampled_bytes[:num_sampled],
             )
         except ValueError as error:
@@ -221,8 +222,9 @@ def sample_logits(logits: NDArray[np.float32], sampling: SamplingBatch, isa: str
     memory = np.empty(sampling_scratch_bytes(logits.shape[1]) + ALIGNMENT, np.uint8)
     scratch = memory[-memory.ctypes.data % ALIGNMENT :]
     rows, token_ids, values = sampling.row_bytes, sampling.token_ids, sampling.bias_values
+    masks = sampling.masks
     try:
-        _native.sample(isa, logits, rows, token_ids, values, as_bytes(sampled), scratch)
+        _native.sample(isa, logits, rows, token_ids, values, masks, as_bytes(sampled), scratch)
     except ValueError as error:
         raise EngineError(f"native sampling refused: {error}") from error
     return sampled

@@ -29,6 +29,8 @@ SAMPLING_ROW = np.dtype(
         ("banned_start", np.int32),
         ("end", np.int32),
         ("bias_values_start", np.int32),
+        ("mask_index", np.int32),
+        ("padding", np.int32),
     ]
 )
 """How the token of one row is chosen."""
@@ -46,8 +48,10 @@ SAMPLED_ROW = np.dtype(
 """``token_id`` is -1 where none can be chosen: ``best``, the largest logit, is then NaN or infinite. ``num_top`` of the
 best tokens are given, best first."""
 
-PLAIN_GREEDY = (0.0, 1.0, 0.0, 1.0, 0.0, 0.0, 0, 0, 0, -1, 0, 0, 0, 0, 0, 0)
+PLAIN_GREEDY = (0.0, 1.0, 0.0, 1.0, 0.0, 0.0, 0, 0, 0, -1, 0, 0, 0, 0, 0, 0, -1, 0)
 """A ``SAMPLING_ROW`` that takes the largest logit."""
+
+NO_MASKS = np.zeros((0, 0), np.uint32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,21 +62,34 @@ class SamplingBatch:
     :param row_bytes: the same as bytes
     :param token_ids: what the rows' starts point into: histories, ids to bias, ids to ban. int32
     :param bias_values: one for each id to bias. float32
+    :param masks: what the rows' ``mask_index`` points into: [masks, vocab / 32 rounded up], a bit for each token.
+        uint32
     """
 
     rows: NDArray[Any]
     row_bytes: NDArray[np.uint8]
     token_ids: NDArray[np.int32]
     bias_values: NDArray[np.float32]
+    masks: NDArray[np.uint32]
 
     @staticmethod
     def of(
-        rows: Sequence[tuple[float, ...]], token_ids: Sequence[int] = (), bias_values: Sequence[float] = ()
+        rows: Sequence[tuple[float, ...]],
+        token_ids: Sequence[int] = (),
+        bias_values: Sequence[float] = (),
+        masks: Sequence[bytes] = (),
     ) -> SamplingBatch:
-        """:param rows: fields in the order of ``SAMPLING_ROW``"""
+        """
+        :param rows: fields in the order of ``SAMPLING_ROW``
+        :param masks: all of the same size
+        """
         records = np.array(rows, SAMPLING_ROW)
         return SamplingBatch(
-            records, as_bytes(records), np.asarray(token_ids, np.int32), np.asarray(bias_values, np.float32)
+            records,
+            as_bytes(records),
+            np.asarray(token_ids, np.int32),
+            np.asarray(bias_values, np.float32),
+            np.frombuffer(b"".join(masks), np.uint32).reshape(len(masks), -1) if masks else NO_MASKS,
         )
 
 

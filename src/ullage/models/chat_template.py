@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Any, NoReturn
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -61,7 +61,9 @@ class ChatTemplate:
             for name, token_id in (("bos_token", tokenizer.bos_token_id), ("eos_token", tokenizer.eos_token_id))
             if token_id is not None
         }
-        self._template = _compile(source)
+        self.source = source
+        self._template, self.takes_tools = _compile(source)
+        """Whether the template tells the model of tools."""
 
     def render(
         self,
@@ -220,7 +222,8 @@ def _count_steps(context: jinja2.runtime.Context, items: Iterable[Any]) -> Itera
     return counter.counted(items)
 
 
-def _compile(source: str) -> jinja2.Template:
+def _compile(source: str) -> tuple[jinja2.Template, bool]:
+    """The template, and whether it looks at ``tools``."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, "jinja2.ext.loopcontrols"]
     )
@@ -229,10 +232,12 @@ def _compile(source: str) -> jinja2.Template:
     environment.globals["strftime_now"] = _strftime_now
     try:
         program = environment.parse(source)
+        takes_tools = "tools" in meta.find_undeclared_variables(program)
         for loop in list(program.find_all(nodes.For)):
             loop.iter = nodes.Filter(loop.iter, _STEP_COUNTER, [], [], None, None, lineno=loop.lineno)
         program.set_environment(environment)
-        return jinja2.Template.from_code(environment, environment.compile(program), environment.make_globals(None))
+        code = environment.compile(program)
+        return jinja2.Template.from_code(environment, code, environment.make_globals(None)), takes_tools
     except (jinja2.TemplateError, RecursionError) as error:
         raise ModelFileError(
             f"the model's chat template isn't valid jinja2: {error}",

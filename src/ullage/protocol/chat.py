@@ -8,6 +8,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from ullage.base.errors import InvalidRequestError
 from ullage.protocol.generation import MAX_TOKENS_BOUND, ChoiceExtensions, FinishReason, GenerationFields, Usage
+from ullage.protocol.tools import MAX_TOOLS, NamedToolChoice, Tool, ToolCallDelta, ToolCallEntry, ToolChoice
 
 MAX_MESSAGES = 4096
 MAX_PARTS = 1024
@@ -69,6 +70,11 @@ class ChatCompletionRequest(GenerationFields):
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     add_generation_prompt: bool | None = None
     """Extension; true unless said otherwise."""
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tool_choice: ToolChoice | None = None
+    """None: ``auto`` where there are tools."""
+    parallel_tool_calls: bool | None = None
+    """False: one call at most is forced; of calls that the model makes of its own accord the first is kept."""
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
@@ -78,7 +84,35 @@ class ChatCompletionRequest(GenerationFields):
             raise InvalidRequestError("top_logprobs is only allowed with logprobs: true", param="top_logprobs")
         for i, message in enumerate(self.messages):
             _check_message(message, f"messages[{i}]")
+        self._check_tools()
         return self
+
+    def _check_tools(self) -> None:
+        names = [tool.function.name for tool in self.tools or ()]
+        for i, name in enumerate(names):
+            if name in names[:i]:
+                raise InvalidRequestError("two tools have this name", param=f"tools[{i}].function.name")
+        if isinstance(self.tool_choice, NamedToolChoice) and self.tool_choice.function.name not in names:
+            raise InvalidRequestError("tool_choice names a function that isn't in tools", param="tool_choice")
+        if self.tool_choice == "required" and not names:
+            raise InvalidRequestError("tool_choice is required, but there are no tools", param="tool_choice")
+        if self.called_tools and self.asked_constraint() is not None:
+            raise InvalidRequestError(
+                "output can be constrained or may call tools, not both: send tool_choice none, or no constraint",
+                param="tools",
+            )
+
+    @property
+    def called_tools(self) -> list[Tool]:
+        """Those that the model is told of and may call."""
+        return [] if self.tool_choice == "none" else self.tools or []
+
+    @property
+    def forced_tools(self) -> list[Tool]:
+        """Those of which one must be called; empty: the model may as well answer."""
+        if isinstance(self.tool_choice, NamedToolChoice):
+            return [tool for tool in self.called_tools if tool.function.name == self.tool_choice.function.name]
+        return self.called_tools if self.tool_choice == "required" else []
 
     @property
     def asked_max_tokens(self) -> int | None:
@@ -124,8 +158,10 @@ class ChatLogprobs(TypedDict):
 
 class AssistantMessage(TypedDict):
     role: Literal["assistant"]
-    content: str
+    content: str | None
+    """None where there are only tool calls."""
     refusal: None
+    tool_calls: NotRequired[list[ToolCallEntry]]
 
 
 class ChatChoice(ChoiceExtensions):
@@ -150,6 +186,7 @@ class ChatCompletion(TypedDict):
 class Delta(TypedDict):
     role: NotRequired[Literal["assistant"]]
     content: NotRequired[str]
+    tool_calls: NotRequired[list[ToolCallDelta]]
 
 
 class ChatChunkChoice(ChoiceExtensions):

@@ -43,6 +43,8 @@ class CompletionRequest(GenerationFields):
             raise InvalidRequestError(f"prompts times n must be at most {MAX_NUM_CHOICES}", param="prompt")
         if self.best_of is not None and self.best_of != self.num_choices:
             raise InvalidRequestError("best_of is only supported when it equals n", param="best_of")
+        if (self.model_extra or {}).get("tools"):
+            raise InvalidRequestError("tools belong to chat completions", param="tools")
         if self.echo and self.logprobs is not None:
             raise InvalidRequestError(
                 "echo with logprobs is not supported: the prompt's log-probabilities aren't computed", param="echo"

@@ -42,20 +42,16 @@ def _no_effect(reason: str) -> FieldRule:
     return FieldRule("no effect", reason)
 
 
-_NO_TOOLS = "tool calling is not supported"
-_NO_CONSTRAINTS = "constrained output is not supported"
+_OLD_TOOLS = "it is the old form of tools and tool_choice"
+_OTHER_CONSTRAINTS = "use response_format, structured_outputs or logit_bias"
 _NO_BEAMS = "beam search is not supported"
 _NO_PROMPT_LOGPROBS = "log-probabilities of the prompt are not supported"
 _AS_STORED = "the model's own settings are used"
 
 FIELD_RULES: Mapping[str, FieldRule] = {
     # OpenAI
-    "tools": _refused(_NO_TOOLS, []),
-    "tool_choice": _refused(_NO_TOOLS, "none", "auto"),
-    "functions": _refused(_NO_TOOLS, []),
-    "function_call": _refused(_NO_TOOLS, "none", "auto"),
-    "parallel_tool_calls": _no_effect("says how to call tools, and there are none"),
-    "response_format": _refused(_NO_CONSTRAINTS, {"type": "text"}),
+    "functions": _refused(_OLD_TOOLS, []),
+    "function_call": _refused(_OLD_TOOLS, "none", "auto"),
     "suffix": _refused("filling in the middle is not supported", ""),
     "audio": _refused("the model makes text only"),
     "modalities": _refused("the model makes text only", ["text"]),
@@ -75,15 +71,12 @@ FIELD_RULES: Mapping[str, FieldRule] = {
     "use_beam_search": _refused(_NO_BEAMS, False),
     "length_penalty": _refused(_NO_BEAMS, 1, 1.0),
     "prompt_logprobs": _refused(_NO_PROMPT_LOGPROBS),
-    "allowed_token_ids": _refused(_NO_CONSTRAINTS, []),
-    "bad_words": _refused(_NO_CONSTRAINTS, []),
-    "structured_outputs": _refused(_NO_CONSTRAINTS),
-    "guided_json": _refused(_NO_CONSTRAINTS),
-    "guided_regex": _refused(_NO_CONSTRAINTS),
-    "guided_choice": _refused(_NO_CONSTRAINTS),
-    "guided_grammar": _refused(_NO_CONSTRAINTS),
-    "grammar": _refused(_NO_CONSTRAINTS, ""),
-    "json_schema": _refused(_NO_CONSTRAINTS),
+    "allowed_token_ids": _refused(_OTHER_CONSTRAINTS, []),
+    "bad_words": _refused(_OTHER_CONSTRAINTS, []),
+    "json_schema": _refused(_OTHER_CONSTRAINTS),
+    "structural_tag": _refused(_OTHER_CONSTRAINTS),
+    "guided_whitespace_pattern": _refused("white space in JSON can't be chosen"),
+    "guided_decoding_backend": _no_effect("there is one"),
     "logits_processors": _refused("code from requests is not run", []),
     "include_stop_str_in_output": _refused("stop texts are never part of the output", False),
     "skip_special_tokens": _refused("special tokens are never part of the text", True),

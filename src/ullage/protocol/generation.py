@@ -7,13 +7,23 @@ from typing import Annotated, Literal, NotRequired, Self, TypedDict
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from ullage.base.errors import InvalidRequestError
+from ullage.protocol.structured_output import (
+    AskedConstraint,
+    Choices,
+    ResponseFormat,
+    Schema,
+    StructuredOutputs,
+    constraint_of_format,
+    constraint_of_structure,
+    constraints_by_name,
+)
 
 MAX_NUM_CHOICES = 128
 MAX_TOKENS_BOUND = 2**31 - 1
 MAX_STOP_CHARS = 1024
 MAX_LOGIT_BIASES = 1024
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "tool_calls"]
 """All that a finished choice can end with here; anything else is an error, never a made-up reason."""
 
 
@@ -79,11 +89,50 @@ class GenerationFields(BaseModel):
     request_timeout: Annotated[float, Field(gt=0)] | None = None
     """Seconds that the request may take, its time in the queue included; an extension of this server's own."""
 
+    response_format: ResponseFormat | None = None
+    """OpenAI's for chat; an extension for completions, and so are its types ``regex`` and ``grammar``."""
+    structured_outputs: StructuredOutputs | None = None
+    regex: str | None = None
+    grammar: str | None = None
+    guided_json: Schema | str | None = None
+    guided_regex: str | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: str | None = None
+
     @model_validator(mode="after")
     def _check_stream_options(self) -> Self:
         if self.stream_options is not None and not self.stream:
             raise InvalidRequestError("stream_options is only allowed with stream: true", param="stream_options")
         return self
+
+    @model_validator(mode="after")
+    def _check_constraint(self) -> Self:
+        self.asked_constraint()
+        return self
+
+    def asked_constraint(self) -> AskedConstraint | None:
+        """What the output must match; None: nothing.
+
+        :raises InvalidRequestError: several fields ask for something
+        """
+        asked = [] if self.response_format is None else [constraint_of_format(self.response_format)]
+        if self.structured_outputs is not None:
+            asked.append(constraint_of_structure(self.structured_outputs))
+        asked += constraints_by_name({"regex": self.regex, "grammar": self.grammar}, "")
+        asked += constraints_by_name(
+            {
+                "json": self.guided_json,
+                "regex": self.guided_regex,
+                "choice": self.guided_choice,
+                "grammar": self.guided_grammar,
+            },
+            "guided_",
+        )
+        constraints = [constraint for constraint in asked if constraint is not None]
+        if len(constraints) > 1:
+            params = " and ".join(constraint.param for constraint in constraints[:2])
+            raise InvalidRequestError(f"{params} both constrain the output: send only one", param=constraints[1].param)
+        return constraints[0] if constraints else None
 
     @property
     def num_choices(self) -> int:

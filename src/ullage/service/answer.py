@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ullage.engine.client import GenerationOutput, GenerationRequest, TokenLogprob
+from ullage.engine.constraint import Constraint
 from ullage.protocol import sse
 from ullage.protocol.fields import IGNORED_FIELDS_HEADER, ignored_fields_header
 from ullage.protocol.generation import GenerationFields, Usage, make_usage
@@ -52,7 +53,9 @@ class AnswerWriter(Protocol):
         """Sent before there is any output; None where the shape needs none."""
         ...
 
-    def text_chunk(self, index: int, output: GenerationOutput) -> Json: ...
+    def text_chunks(self, index: int, output: GenerationOutput) -> Sequence[Json]:
+        """What an output brings, its end apart; mostly one chunk."""
+        ...
 
     def last_chunk(self, index: int, output: GenerationOutput) -> Json:
         """The end of a choice; its text has been sent."""
@@ -85,6 +88,9 @@ class Asked:
     default_max_tokens: int | None
     """When the client left it open; None: as many as context and KV pool have room for."""
     ignored_fields: tuple[str, ...]
+    constraint: Constraint | None = None
+    """Checked."""
+    visible_token_ids: tuple[int, ...] = ()
 
     def generation_requests(self, service: Service, timeout: float | None) -> list[GenerationRequest]:
         """One for each choice, prompt by prompt.
@@ -95,7 +101,12 @@ class Asked:
         requests: list[GenerationRequest] = []
         for prompt in self.prompts:
             default_max_tokens = self._default_max_tokens(prompt, service.engine.max_request_tokens)
-            sampling = sampling_params(self.fields, default_max_tokens=default_max_tokens)
+            sampling = sampling_params(
+                self.fields,
+                default_max_tokens=default_max_tokens,
+                constraint=self.constraint,
+                visible_token_ids=self.visible_token_ids,
+            )
             requests += [
                 GenerationRequest(
                     prompt,
@@ -124,6 +135,11 @@ class Asked:
                 min(output.num_cached_tokens for output in last[i : i + n]) for i in range(0, len(last), n)
             ),
         )
+
+
+def has_news(fields: GenerationFields, output: GenerationOutput) -> bool:
+    """Held-back text comes later; token ids and log-probabilities that were asked for don't wait for it."""
+    return bool(output.text or output.logprobs or (fields.return_token_ids and output.token_ids))
 
 
 async def answer(service: Service, request: Request, asked: Asked, writer: AnswerWriter) -> Response:
@@ -169,9 +185,8 @@ async def _events(
                 continue
             index, output = arrived
             results[index].last = output
-            # Held-back text comes later; token ids and log-probabilities that were asked for don't wait for it.
-            if output.text or output.logprobs or (asked.fields.return_token_ids and output.token_ids):
-                yield sse.encode_event(writer.text_chunk(index, output))
+            for chunk in writer.text_chunks(index, output):
+                yield sse.encode_event(chunk)
             if output.finish_reason is not None:
                 yield sse.encode_event(writer.last_chunk(index, output))
     if asked.fields.include_usage:

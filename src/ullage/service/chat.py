@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Literal, cast
 
 from starlette.requests import Request
@@ -21,10 +22,13 @@ from ullage.protocol.chat import (
     Delta,
 )
 from ullage.protocol.generation import FinishReason, Usage
-from ullage.service.answer import Asked, ChoiceResult, Envelope, answer
+from ullage.protocol.structured_output import json_text
+from ullage.service.answer import Asked, ChoiceResult, Envelope, answer, has_news
 from ullage.service.logprobs import chat_logprobs
 from ullage.service.request_body import read_fields
 from ullage.service.service import Service
+from ullage.service.tool_calls.answer import ChoiceToolCalls
+from ullage.service.tool_calls.asked import AskedTools, asked_tools
 
 
 async def create_chat_completion(service: Service, request: Request) -> Response:
@@ -32,10 +36,17 @@ async def create_chat_completion(service: Service, request: Request) -> Response
     service.check_model(fields.model)
     service.check_num_choices(fields.num_choices, "n")
     service.engine.check_room(num_requests=fields.num_choices, num_prompt_tokens=fields.num_choices)
-    prompt = await service.off_loop(render_prompt, service, fields)
-    asked = Asked(fields, [prompt], default_max_tokens=None, ignored_fields=ignored)
+    prompt, tools = await service.off_loop(render_prompt, service, fields)
+    asked = Asked(
+        fields,
+        [prompt],
+        default_max_tokens=None,
+        ignored_fields=ignored,
+        constraint=tools.constraint if tools else await service.constraint(fields.asked_constraint()),
+        visible_token_ids=tools.visible_token_ids if tools else (),
+    )
     try:
-        return await answer(service, request, asked, ChatWriter(service, fields, prompt))
+        return await answer(service, request, asked, ChatWriter(service, fields, prompt, tools))
     except RequestError as error:
         error.param = _names_in_chat(fields).get(error.param, error.param)
         raise
@@ -47,8 +58,10 @@ def _names_in_chat(fields: ChatCompletionRequest) -> dict[str | None, str]:
     return names | {"max_tokens": "max_completion_tokens"} if fields.max_completion_tokens is not None else names
 
 
-def render_prompt(service: Service, fields: ChatCompletionRequest) -> tuple[int, ...]:
-    """:raises InvalidRequestError: the model has no template, or its template refuses these messages
+def render_prompt(service: Service, fields: ChatCompletionRequest) -> tuple[tuple[int, ...], AskedTools | None]:
+    """Token ids, and the tools that may be called.
+
+    :raises InvalidRequestError: the model has no template, or its template refuses these messages
     :raises ContextLengthError: too long by far
     """
     template = service.model.chat_template
@@ -57,18 +70,29 @@ def render_prompt(service: Service, fields: ChatCompletionRequest) -> tuple[int,
             "this model has no chat template: it is a base model", param="messages", hint="use /v1/completions"
         )
     service.text_limit.check(sum(message.num_chars for message in fields.messages), "messages")
-    messages = [message.for_template() for message in fields.messages]
-    return tuple(template.render(messages, add_generation_prompt=fields.add_generation_prompt is not False))
+    messages: list[Mapping[str, object]] = [message.for_template() for message in fields.messages]
+    add_generation_prompt = fields.add_generation_prompt is not False
+    tools = asked_tools(fields, template, service.model.tokenizer, service.grammars, service.config.tool_format)
+    if tools is None:
+        return tuple(template.render(messages, add_generation_prompt=add_generation_prompt)), None
+    service.text_limit.check(sum(len(json_text(tool.for_template())) for tool in tools.tools), "tools")
+    prompt = template.render(
+        tools.messages(messages), add_generation_prompt=add_generation_prompt, tools=tools.for_template()
+    )
+    return tuple(prompt), tools
 
 
 class ChatWriter:
     """Writes answers and chunks in the shape of the chat API."""
 
-    def __init__(self, service: Service, fields: ChatCompletionRequest, prompt: tuple[int, ...]) -> None:
+    def __init__(
+        self, service: Service, fields: ChatCompletionRequest, prompt: tuple[int, ...], tools: AskedTools | None
+    ) -> None:
         self._envelope = Envelope.new("chatcmpl", fields, service)
         self._fields = fields
         self._prompt = prompt
         self._tokenizer = service.model.tokenizer
+        self._tool_calls = [ChoiceToolCalls(tools) for _ in range(fields.num_choices)] if tools else None
 
     def whole(self, results: Sequence[ChoiceResult], usage: Usage) -> ChatCompletion:
         completion = ChatCompletion(
@@ -86,11 +110,15 @@ class ChatWriter:
 
     def _choice(self, index: int, result: ChoiceResult) -> ChatChoice:
         assert result.last is not None
+        message = AssistantMessage(role="assistant", content=result.text, refusal=None)
+        if self._tool_calls is not None:
+            self._tool_calls[index].deltas(replace(result.last, text=result.text))
+            message = self._tool_calls[index].message()
         choice = ChatChoice(
             index=index,
-            message=AssistantMessage(role="assistant", content=result.text, refusal=None),
+            message=message,
             logprobs=self._logprobs(result.logprobs),
-            finish_reason=cast(FinishReason, result.last.finish_reason),
+            finish_reason=self._finish_reason(index, result.last),
             stop_reason=result.last.stop_reason,
         )
         if self._fields.return_token_ids:
@@ -105,18 +133,30 @@ class ChatWriter:
             chunk["prompt_token_ids"] = choice["prompt_token_ids"] = list(self._prompt)
         return chunk
 
-    def text_chunk(self, index: int, output: GenerationOutput) -> ChatChunk:
-        choice = self._chunk_choice(index, Delta(content=output.text))
-        choice["logprobs"] = self._logprobs(output.logprobs)
-        if self._fields.return_token_ids:
-            choice["token_ids"] = list(output.token_ids)
-        return self._chunk(choice)
+    def text_chunks(self, index: int, output: GenerationOutput) -> list[ChatChunk]:
+        """Log-probabilities and token ids are on the first chunk of an output."""
+        news = has_news(self._fields, output)
+        deltas = [Delta(content=output.text)] if news else []
+        if self._tool_calls is not None:
+            deltas = self._tool_calls[index].deltas(output)
+            if not deltas and (output.logprobs or self._fields.return_token_ids) and news:
+                deltas = [Delta()]
+        choices = [self._chunk_choice(index, delta) for delta in deltas]
+        for choice in choices[:1]:
+            choice["logprobs"] = self._logprobs(output.logprobs)
+            if self._fields.return_token_ids:
+                choice["token_ids"] = list(output.token_ids)
+        return [self._chunk(choice) for choice in choices]
 
     def last_chunk(self, index: int, output: GenerationOutput) -> ChatChunk:
         choice = self._chunk_choice(index, Delta())
-        choice["finish_reason"] = cast(FinishReason, output.finish_reason)
+        choice["finish_reason"] = self._finish_reason(index, output)
         choice["stop_reason"] = output.stop_reason
         return self._chunk(choice)
+
+    def _finish_reason(self, index: int, output: GenerationOutput) -> FinishReason:
+        reason = cast(FinishReason, output.finish_reason)
+        return reason if self._tool_calls is None else self._tool_calls[index].finish_reason(reason)
 
     def usage_chunk(self, usage: Usage) -> ChatChunk:
         chunk = self._chunk()

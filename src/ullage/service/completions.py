@@ -11,7 +11,7 @@ from starlette.responses import Response
 from ullage.engine.client import GenerationOutput, TokenLogprob
 from ullage.protocol.completions import Completion, CompletionChoice, CompletionRequest
 from ullage.protocol.generation import FinishReason, Usage
-from ullage.service.answer import Asked, ChoiceResult, Envelope, answer
+from ullage.service.answer import Asked, ChoiceResult, Envelope, answer, has_news
 from ullage.service.logprobs import CompletionLogprobsWriter
 from ullage.service.request_body import read_fields
 from ullage.service.service import Service
@@ -27,7 +27,7 @@ async def create_completion(service: Service, request: Request) -> Response:
     service.check_num_choices(num_requests, "n" if len(fields.prompt) == 1 else "prompt")
     service.engine.check_room(num_requests=num_requests, num_prompt_tokens=num_requests)
     prompts = await service.off_loop(tokenize_prompts, service, fields)
-    asked = Asked(fields, prompts, DEFAULT_MAX_TOKENS, ignored)
+    asked = Asked(fields, prompts, DEFAULT_MAX_TOKENS, ignored, await service.constraint(fields.asked_constraint()))
     return await answer(service, request, asked, CompletionWriter(service, fields, prompts))
 
 
@@ -84,11 +84,13 @@ class CompletionWriter:
             choice["token_ids"] = []
         return self._chunk(choice)
 
-    def text_chunk(self, index: int, output: GenerationOutput) -> Completion:
+    def text_chunks(self, index: int, output: GenerationOutput) -> list[Completion]:
+        if not has_news(self._fields, output):
+            return []
         choice = self._choice(index, output.text, output.logprobs)
         if self._fields.return_token_ids:
             choice["token_ids"] = list(output.token_ids)
-        return self._chunk(choice)
+        return [self._chunk(choice)]
 
     def last_chunk(self, index: int, output: GenerationOutput) -> Completion:
         choice = self._choice(index, "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from ullage.base.byte_sizes import format_bytes
 from ullage.base.config import setting
@@ -34,6 +35,11 @@ class ServiceConfig:
     )
     max_concurrent_requests: int = setting(1024, "Requests in work at once; one more is answered 429.", at_least=1)
     tokenizer_threads: int = setting(2, "Threads that turn text into tokens beside the event loop.", at_least=1)
+    tool_format: Literal["auto", "hermes", "llama3_json", "mistral"] = setting(
+        "auto",
+        "How the model writes tool calls; auto goes by its chat template. Named, it also serves a model whose template "
+        "has no tools: they are then described in a system message.",
+    )
     ping_seconds: float = setting(
         10.0, "A silent stream sends a comment this often, in seconds, to stay open.", at_least=0.1
     )

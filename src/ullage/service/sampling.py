@@ -5,13 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TypeVar
 
+from ullage.engine.constraint import Constraint
 from ullage.engine.sampling_params import SamplingParams
 from ullage.protocol.generation import GenerationFields
 
 Value = TypeVar("Value")
 
 
-def sampling_params(fields: GenerationFields, *, default_max_tokens: int) -> SamplingParams:
+def sampling_params(
+    fields: GenerationFields,
+    *,
+    default_max_tokens: int,
+    constraint: Constraint | None = None,
+    visible_token_ids: tuple[int, ...] = (),
+) -> SamplingParams:
     """Parameters of all choices; what a request leaves open has the API's own default.
 
     That token ids are in the vocabulary is checked by the engine.
@@ -38,6 +45,8 @@ def sampling_params(fields: GenerationFields, *, default_max_tokens: int) -> Sam
         stop_token_ids=tuple(fields.stop_token_ids or ()),
         ignore_eos=bool(fields.ignore_eos),
         min_tokens=_value(fields.min_tokens, 0),
+        constraint=constraint,
+        visible_token_ids=visible_token_ids,
     )
 
 

@@ -10,8 +10,12 @@ from typing import TypeVar
 
 from ullage.base.errors import InvalidRequestError, ModelNotFoundError, QueueFullError, ServerStoppingError
 from ullage.engine.client import EngineClient
+from ullage.engine.constraint import Constraint
+from ullage.engine.grammars import GrammarCompiler
+from ullage.protocol.structured_output import AskedConstraint
 from ullage.service.body_room import BodyRoom
 from ullage.service.config import ServiceConfig
+from ullage.service.constraints import checked_constraint
 from ullage.service.served_model import ServedModel
 from ullage.service.text_limit import TextLimit
 
@@ -30,6 +34,8 @@ class Service:
         self.started = False
         self.stopping = False
         self.text_limit = TextLimit(model.tokenizer, engine.max_model_len)
+        self.grammars = GrammarCompiler.of_bytes()
+        """Checks constraints; the engine compiles them for its own vocabulary."""
         self.body_room = BodyRoom(config.max_held_body_bytes)
         self._num_active = 0
         self._cut_off: asyncio.Future[None] | None = None
@@ -48,6 +54,10 @@ class Service:
     async def off_loop(self, function: Callable[..., Result], *args: object) -> Result:
         """Runs slow, plain code (tokenizing, templates) on a thread, so that streams go on meanwhile."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, *args)
+
+    async def constraint(self, asked: AskedConstraint | None) -> Constraint | None:
+        """:raises InvalidRequestError: it can't be followed in full"""
+        return None if asked is None else await self.off_loop(checked_constraint, self.grammars, asked)
 
     @contextmanager
     def admission(self) -> Iterator[None]:

@@ -121,3 +121,12 @@ def test_only_a_stop_text_completed_after_min_tokens_ends_the_text(text, stop, m
         text = text[: end - len(expected_hit)]
         assert hit == expected_hit
     assert ("".join(released), hit is None) == (text, not ends)
+
+
+def test_a_control_token_that_is_asked_for_is_text():
+    class Named(Pieces):
+        def token_text(self, token_id: int) -> str:
+            return "[TOOL_CALLS]"
+
+    detokenizer = Detokenizer(Named([b"a", b"", b""]), visible_token_ids=(1,))
+    assert [detokenizer.push(token_id) for token_id in range(3)] == ["a", "[TOOL_CALLS]", ""]

@@ -31,6 +31,7 @@ def request(
     prompt: Sequence[int] = (0,),
     output: Sequence[int] = (),
     banned: Sequence[int] = (),
+    mask: bytes | None = None,
     **options: object,
 ) -> ScheduledRequest:
     history = [*prompt, *output]
@@ -45,6 +46,7 @@ def request(
         history=history,
         num_prompt_tokens=len(prompt),
         banned_token_ids=banned,
+        token_mask=mask,
     )
 
 
@@ -100,6 +102,13 @@ def rows(draw: st.DrawFn) -> Logits:
     return row.astype(np.float32)
 
 
+def masks(vocab_size: int) -> st.SearchStrategy[bytes]:
+    num_bytes = -(-vocab_size // 32) * 4
+    kinds = st.sampled_from([0, 1, 0x80, 0xFF, 0x55])
+    sparse = st.lists(kinds, min_size=num_bytes, max_size=num_bytes).map(bytes)
+    return sparse | st.binary(min_size=num_bytes, max_size=num_bytes)
+
+
 @st.composite
 def requests_for(draw: st.DrawFn, vocab_size: int) -> ScheduledRequest:
     ids = st.integers(0, vocab_size - 1)
@@ -109,6 +118,7 @@ def requests_for(draw: st.DrawFn, vocab_size: int) -> ScheduledRequest:
         prompt=draw(st.lists(ids, min_size=1, max_size=8)),
         output=draw(st.lists(ids, max_size=8)),
         banned=draw(st.lists(ids, max_size=3)),
+        mask=draw(st.none() | masks(vocab_size)),
         temperature=draw(st.sampled_from([0.0, TINY, 0.01, 0.7, 1.0, 1.3, 2.0])),
         top_p=draw(st.sampled_from([1.0, 1.0, 0.95, 0.5, 0.1, TINY])),
         top_k=draw(st.sampled_from([0, 0, 1, 2, 7, 16, 50, 900, 10**12])),
@@ -207,6 +217,28 @@ def test_a_ban_on_all_tokens_leaves_none(isa: str) -> None:
     [answer] = native_sample(np.zeros((1, 3), np.float32), [request(banned=[0, 1, 2])], isa)
     assert answer.token_id is None
     assert answer.error.endswith("is -inf")
+
+
+def test_masks_of_another_size_are_refused_as_the_specification_does() -> None:
+    scheduled = request(request_id=3, mask=bytes(8))
+    with pytest.raises(EngineError, match="request 3: a mask of 8 bytes for 5 tokens"):
+        sample(np.zeros((1, 5), np.float32), [scheduled])
+    with pytest.raises(EngineError, match="request 3: a mask of 8 bytes for 5 tokens"):
+        SamplingBatches(5).of([scheduled])
+
+
+@every_isa
+@pytest.mark.parametrize("vocab_size", [49_152, 262_144, 100_001])
+def test_masked_rows_as_long_as_vocabularies_give_the_specified_tokens(vocab_size: int, isa: str) -> None:
+    random = np.random.default_rng(vocab_size)
+    logits = random.standard_normal((len(DRAWS), vocab_size)).astype(np.float32)
+    few = np.packbits(random.random(-(-vocab_size // 32) * 32) < 0.001, bitorder="little").tobytes()
+    many = np.packbits(random.random(-(-vocab_size // 32) * 32) < 0.999, bitorder="little").tobytes()
+    requests = [
+        request(request_id=n, seed=n, mask=(few, many, None)[n % 3], **options) for n, options in enumerate(DRAWS)
+    ]
+    assert all(draw_is_clear(*pair) for pair in zip(logits, requests, strict=True))
+    assert_same(native_sample(logits, requests, isa), sample(logits, requests))
 
 
 @pytest.mark.parametrize("options", [{"banned": [5]}, {"banned": [-1]}, {"logit_bias": {5: 1.0}}], ids=str)

@@ -26,6 +26,7 @@ def request(
     output: Sequence[int] = (),
     num_computed_tokens: int | None = None,
     banned: Sequence[int] = (),
+    mask: bytes | None = None,
     **options: object,
 ) -> ScheduledRequest:
     history = [*prompt, *output]
@@ -41,6 +42,7 @@ def request(
         history=history,
         num_prompt_tokens=len(prompt),
         banned_token_ids=banned,
+        token_mask=mask,
     )
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from ullage.base.errors import EngineError
 from ullage.kernels.native import native_isas, sample_logits
-from ullage.kernels.sampling import PLAIN_GREEDY, SAMPLED_ROW, SAMPLING_ROW, SamplingBatch, as_bytes
+from ullage.kernels.sampling import NO_MASKS, PLAIN_GREEDY, SAMPLED_ROW, SAMPLING_ROW, SamplingBatch, as_bytes
 
 LOGITS = np.array([[0.0, 2.0, 1.0]], np.float32)
 
@@ -27,7 +27,7 @@ def test_a_plain_greedy_row_takes_the_largest() -> None:
 
 
 def test_structs_have_no_padding() -> None:
-    assert as_bytes(np.zeros(2, SAMPLING_ROW)).shape == (2, 96)
+    assert as_bytes(np.zeros(2, SAMPLING_ROW)).shape == (2, 104)
     assert as_bytes(np.zeros(0, SAMPLED_ROW)).shape == (0, 176)
 
 
@@ -75,6 +75,24 @@ def test_biases_that_lie_outside_their_array_are_refused(start: int) -> None:
         sampled(SamplingBatch.of([row(banned_start=1, end=1, bias_values_start=start)], [0], [1.0]))
 
 
+@pytest.mark.parametrize("index", [-2, 1])
+def test_a_mask_that_lies_outside_its_array_is_refused(index: int) -> None:
+    with pytest.raises(EngineError, match="the mask of a sampled row lies outside"):
+        sampled(SamplingBatch.of([row(mask_index=index)], masks=[bytes(4)]))
+
+
+def test_a_mask_of_another_size_is_refused() -> None:
+    with pytest.raises(EngineError, match="a mask of another size"):
+        sampled(SamplingBatch.of([row(mask_index=0)], masks=[bytes(8)]))
+
+
+def test_a_mask_leaves_what_it_allows() -> None:
+    masks = [bytes([0b101, 0, 0, 0]), bytes([0b001, 0, 0, 0]), bytes(4)]
+    assert sampled(SamplingBatch.of([row(mask_index=0)], masks=masks)) == [2]
+    assert sampled(SamplingBatch.of([row(mask_index=1)], masks=masks)) == [0]
+    assert sampled(SamplingBatch.of([row(mask_index=2)], masks=masks)) == [-1]
+
+
 @pytest.mark.parametrize("token_id", [-1, 3])
 def test_ids_outside_the_vocabulary_are_refused(token_id: int) -> None:
     with pytest.raises(EngineError, match="token id out of range"):
@@ -88,6 +106,6 @@ def test_as_many_rows_are_sampled_as_there_are_logits() -> None:
 
 def test_rows_of_another_layout_are_refused() -> None:
     rows = np.zeros(1, np.dtype([("temperature", np.float64)]))
-    other = SamplingBatch(rows, as_bytes(rows), np.zeros(0, np.int32), LOGITS[0, :0])
+    other = SamplingBatch(rows, as_bytes(rows), np.zeros(0, np.int32), LOGITS[0, :0], NO_MASKS)
     with pytest.raises(EngineError, match="sampling rows of another size"):
         sampled(other)

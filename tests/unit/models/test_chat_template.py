@@ -204,3 +204,8 @@ def test_a_base_model_is_refused_with_a_hint():
 def test_a_template_that_is_not_jinja_is_the_files_fault():
     with pytest.raises(ModelFileError, match="isn't valid jinja2"):
         ChatTemplate("{% if %}", TOKENIZER)
+
+
+def test_a_template_that_looks_at_tools_says_so():
+    assert ChatTemplate("{% if tools %}{{ tools | tojson }}{% endif %}", TOKENIZER).takes_tools
+    assert not TEMPLATE.takes_tools

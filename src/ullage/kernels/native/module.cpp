@@ -196,12 +196,12 @@ class NativeDecoder {
   // Runs all rows; leaves logits of the rows asked for in the logits memory, in order. Releases the GIL.
   // Samples them where `sampling_rows` isn't empty.
   void step(Ints token_ids, Ints positions, Ints seq_starts, Ints block_tables, Ints table_starts, Ints logit_rows,
-            Records sampling_rows, Ints sampling_token_ids, Floats bias_values, WritableRecords sampled) {
+            Records sampling_rows, Ints sampling_token_ids, Floats bias_values, Masks masks, WritableRecords sampled) {
     const auto count = [](const Ints& array) { return static_cast<int>(array.size()); };
     const Batch b = {count(token_ids),   count(seq_starts) - 1, count(logit_rows),   token_ids.data(), positions.data(),
                      seq_starts.data(), block_tables.data(),   table_starts.data(), logit_rows.data()};
     check(b, positions.size(), table_starts.size(), block_tables.size());
-    SamplingBatch s = sampling_batch(sampling_rows, sampling_token_ids, bias_values, sampled, d_.shape.vocab);
+    SamplingBatch s = sampling_batch(sampling_rows, sampling_token_ids, bias_values, masks, sampled, d_.shape.vocab);
     require(s.num_rows == 0 || s.num_rows == b.num_logit_rows, "not as many rows to sample as logits");
     s.logits = d_.work.logits;
     s.row_stride = operators_.back().matrix.outputs;
@@ -324,14 +324,14 @@ bool pack_stored(Bytes arena, size_t offset, int outputs, int k, const std::stri
 
 // Samples rows of any logits on the caller's thread.
 void sample(const std::string& name, FloatMatrix logits, Records rows, Ints token_ids, Floats bias_values,
-            WritableRecords sampled, Bytes scratch) {
+            Masks masks, WritableRecords sampled, Bytes scratch) {
   const Isa* found[kMaxIsas];
   const int count = available_isas(found);
   const Isa* const* isa = std::find_if(found, found + count, [&](const Isa* i) { return name == i->name; });
   require(isa != found + count, "this processor doesn't have the instruction set asked for");
   require(logits.shape(1) > 0 && logits.shape(1) < (1 << 30), "a row needs a logit");
   const int vocab = static_cast<int>(logits.shape(1));
-  SamplingBatch s = sampling_batch(rows, token_ids, bias_values, sampled, vocab);
+  SamplingBatch s = sampling_batch(rows, token_ids, bias_values, masks, sampled, vocab);
   require(static_cast<size_t>(s.num_rows) == logits.shape(0), "not as many rows to sample as logits");
   s.logits = logits.data();
   s.row_stride = vocab;
@@ -364,7 +364,7 @@ NB_MODULE(_native, m) {
         "rows"_a, "block_type"_a, "first_output"_a, "group_stride"_a,
         "False when the format can't hold the blocks, or a scale isn't finite.");
   m.def("sample", &ullage::sample, "isa"_a, "logits"_a, "rows"_a, "token_ids"_a, "bias_values"_a,
-        "sampled"_a.noconvert(), "scratch"_a.noconvert());
+        "masks"_a, "sampled"_a.noconvert(), "scratch"_a.noconvert());
   nb::class_<NativeDecoder>(m, "Decoder")
       .def(nb::init<ullage::Bytes, ullage::Bytes, ullage::Bytes, ullage::Bytes, int, const std::string&>(),
            "weights"_a.noconvert(), "kv_pool"_a.noconvert(), "workspace"_a.noconvert(), "logits"_a.noconvert(),
@@ -381,5 +381,5 @@ NB_MODULE(_native, m) {
       .def("set_workspace", &NativeDecoder::set_workspace, "max_rows"_a, "offsets"_a)
       .def("step", &NativeDecoder::step, "token_ids"_a, "positions"_a, "seq_starts"_a, "block_tables"_a,
            "table_starts"_a, "logit_rows"_a, "sampling_rows"_a, "sampling_token_ids"_a, "bias_values"_a,
-           "sampled"_a.noconvert());
+           "masks"_a, "sampled"_a.noconvert());
 }

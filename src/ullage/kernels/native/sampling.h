@@ -174,10 +174,21 @@ static float repetition_penalised(float logit, double penalty) {
 }
 
 ULLAGE_INLINE bool changes_logits(const SamplingRow& s) {
-  return s.bias_start < s.end || s.repetition_penalty != 1 || s.frequency_penalty != 0 || s.presence_penalty != 0;
+  return s.bias_start < s.end || s.mask_index >= 0 || s.repetition_penalty != 1 || s.frequency_penalty != 0 || s.presence_penalty != 0;
 }
 
-// Bias, penalties and bans. `counts` needs no clearing: only the entries of the history are used, and set first.
+// What a constraint doesn't allow is taken out, 32 tokens at a time where it can be.
+static void apply_mask(const uint32_t* mask, int vocab, float* logits) {
+  for (int first = 0; first < vocab; first += 32) {
+    const uint32_t allowed = mask[first / 32];
+    if (allowed == UINT32_MAX) continue;
+    const int count = vocab - first < 32 ? vocab - first : 32;
+    for (int i = 0; i < count; ++i)
+      if (!(allowed >> i & 1)) logits[first + i] = -INFINITY;
+  }
+}
+
+// Bias, penalties, bans and the mask. `counts` needs no clearing: only the entries of the history are used, and set first.
 static void adjust_logits(const SamplingBatch& batch, const SamplingRow& s, const SamplingScratch& scratch) {
   float* logits = scratch.adjusted;
   int32_t* counts = scratch.counts;
@@ -200,6 +211,7 @@ static void adjust_logits(const SamplingBatch& batch, const SamplingRow& s, cons
     }
   }
   for (int i = s.banned_start; i < s.end; ++i) logits[ids[i]] = -INFINITY;
+  if (s.mask_index >= 0) apply_mask(batch.masks + mask_words(batch.vocab) * s.mask_index, batch.vocab, logits);
 }
 
 // Temperature, top-k, min-p, top-p, one draw.

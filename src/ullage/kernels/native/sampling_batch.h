@@ -25,8 +25,10 @@ struct SamplingRow {
   int32_t num_logprobs;  // -1: none
   int32_t history_start, output_start, bias_start, banned_start, end;
   int32_t bias_values_start;  // into SamplingBatch::bias_values
+  int32_t mask_index;         // into SamplingBatch::masks; -1: all tokens are allowed
+  int32_t padding;
 };
-static_assert(sizeof(SamplingRow) == 96);
+static_assert(sizeof(SamplingRow) == 104);
 
 struct SampledRow {
   int32_t token_id;  // -1: none can be chosen
@@ -45,9 +47,12 @@ struct SamplingBatch {
   const SamplingRow* rows;     // [rows]
   const int32_t* token_ids;
   const float* bias_values;
+  const uint32_t* masks;       // [masks][mask_words(vocab)], a bit for each token that is allowed
   SampledRow* sampled;         // [rows]
   uint8_t* scratch;            // [threads][sampling_scratch_bytes]
 };
+
+constexpr size_t mask_words(int vocab) { return (static_cast<size_t>(vocab) + 31) / 32; }
 
 // The numbers of a scratch area, rounded up so that each of its arrays begins on a 64-byte boundary.
 constexpr size_t sampling_blocks(int vocab) { return (static_cast<size_t>(vocab) + 1023) / 1024 * 16; }
