@@ -132,7 +132,10 @@ def test_an_interrupt_at_any_moment_ends_without_a_traceback(model, environment,
         (["serve", "nowhere"], "hint: in the store: nothing; ullage pull smollm2 is a start"),
         (["serve", "smollm2"], "hint: run: ullage pull smollm2"),
         (["serve", "MODEL", "--kv-memory", "64M"], "hint: write 64MiB for powers of 1024"),
-        (["serve", "MODEL", "--runner", "numpy", "--port", "0", "--kv-memory", "900TiB"], "it would hold with --kv-memory "),
+        (
+            ["serve", "MODEL", "--runner", "numpy", "--port", "0", "--kv-memory", "900TiB"],
+            "it would hold with --kv-memory ",
+        ),
         (["serve", "MODEL", "--config", "CONFIG"], "hint: did you mean max_model_len?"),
         (["generate", "MODEL", "--prompt", "x", "--temperature", "3"], "error: temperature must be"),
         (

@@ -45,7 +45,10 @@ SAMPLING = st.builds(
     stop=st.lists(st.text(st.characters(codec=None), min_size=1, max_size=9), max_size=4).map(tuple),
     stop_token_ids=TOKEN_IDS,
     ignore_eos=st.booleans(),
-    constraint=st.none() | st.builds(Constraint, st.sampled_from(["regex", "grammar"]), TEXTS),
+) | st.builds(
+    SamplingParams,
+    visible_token_ids=TOKEN_IDS,
+    constraint=st.builds(Constraint, st.sampled_from(["regex", "grammar"]), TEXTS),
 )
 REQUESTS = st.builds(
     GenerationRequest,
