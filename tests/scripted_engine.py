@@ -181,6 +181,8 @@ class ScriptedStream:
                     yield GenerationOutput("", (), (), output.num_prompt_tokens, 0, 0, finish_reason="abort")
                     return
             yield output
+            for _ in range(4):  # what comes in one turn of the loop is given out as one: let its reader have this first
+                await asyncio.sleep(0)
 
 
 def scripted_model(*, chat: bool = True, template: LineTemplate | None = None) -> ServedModel:
