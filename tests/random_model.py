@@ -59,6 +59,9 @@ class RandomModel:
     def chat_template(self) -> None:
         return None
 
+    def release_pages(self) -> None:
+        pass
+
     def close(self) -> None:
         pass
 

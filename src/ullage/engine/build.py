@@ -174,7 +174,7 @@ def assemble_core(
     from ullage.engine.core import EngineCore
     from ullage.engine.kv_cache import KVCacheConfig
     from ullage.plan.ledger import ALLOCATED_ACCOUNTS, MemoryLedger
-    from ullage.plan.machine import resident_bytes
+    from ullage.plan.machine import settled_bytes
 
     runner_kind, warning = choose_runner(options.runner)
     plan_request = make_plan_request(options, runner_kind)
@@ -183,9 +183,10 @@ def assemble_core(
     ledger = MemoryLedger(plan.planned_bytes())
     runner = _build_runner(model, ledger, plan, plan_request, options.isa)
     ledger.check_complete()
+    model.release_pages()
     # What the ledger hands out is resident at once; what else is resident is the runtime's.
     allocated_bytes = sum(ledger.snapshot().accounts[account].allocated_bytes for account in ALLOCATED_ACCOUNTS)
-    ledger.record("runtime", max(0, resident_bytes() - allocated_bytes) + service_bytes)
+    ledger.record("runtime", max(0, settled_bytes() - allocated_bytes) + service_bytes)
     core = EngineCore(
         runner,
         kv_config,
@@ -293,15 +294,16 @@ def plan_engine(model: ModelFile, request: PlanRequest, *, service_bytes: int = 
     :raises PlanError: more memory than there is
     """
     from ullage.kernels.layout import tensor_types
-    from ullage.plan.machine import available_memory_bytes, resident_bytes
+    from ullage.plan.machine import available_memory_bytes, settled_bytes
     from ullage.plan.memory import make_plan
 
+    model.release_pages()
     return make_plan(
         model.spec,
         tensor_types(model),
         request,
         available_bytes=available_memory_bytes(),
-        runtime_bytes=resident_bytes() + service_bytes,
+        runtime_bytes=settled_bytes() + service_bytes,
     )
 
 

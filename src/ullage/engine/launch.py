@@ -33,6 +33,7 @@ def launch_engine(model_path: Path, options: EngineOptions, supervision: Supervi
             chat_template = None if source is None else ChatTemplate(source, tokenizer)
         finally:
             model.close()
+        del model  # its vocabulary isn't held any longer: what the engine is told of this process is what it will hold
         ready = engine.load()
     except BaseException:
         engine.discard()

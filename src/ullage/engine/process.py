@@ -30,7 +30,7 @@ from ullage.engine.engine_loop import Abort, Stop, Submit
 from ullage.engine.output import check_request
 from ullage.engine.wire import EngineFailed, EngineReady, Opening, ServiceLoaded, StepReport
 from ullage.plan.ledger import LedgerSnapshot
-from ullage.plan.machine import resident_bytes
+from ullage.plan.machine import resident_bytes, settled_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -120,7 +120,7 @@ class EngineProcess(EngineClient):
         return child
 
     def _load(self, child: ChildProcess) -> EngineReady:
-        child.send(ServiceLoaded(resident_bytes()))
+        child.send(ServiceLoaded(settled_bytes()))
         return child.wait_until_ready(self._supervision.loading_quiet_seconds)
 
     def _take_over(self, ready: EngineReady) -> None:

@@ -78,5 +78,8 @@ class DummyModel:
     def chat_template(self) -> str | None:
         return None
 
+    def release_pages(self) -> None:
+        pass
+
     def close(self) -> None:
         self._block = np.empty(0, np.float32)

@@ -121,6 +121,9 @@ class GGUFFile:
         fields = Fields(self.path, self.metadata)
         return fields.text("tokenizer.chat_template") if fields.has("tokenizer.chat_template") else None
 
+    def release_pages(self) -> None:
+        self._file.release_pages()
+
     def close(self) -> None:
         self._file.close()
 

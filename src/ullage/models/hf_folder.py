@@ -127,6 +127,10 @@ class HFFolder:
                 return str(entry["template"])
         raise fields.error("chat_template", "is a list without a template named default")
 
+    def release_pages(self) -> None:
+        for file in self._files:
+            file.release_pages()
+
     def close(self) -> None:
         for file in self._files:
             file.close()

@@ -58,6 +58,10 @@ class MappedFile:
                 )
         return values
 
+    def release_pages(self) -> None:
+        """Lets go of all pages: reading one brings its neighbours along."""
+        self._let_go(0, len(self.data))
+
     def close(self) -> None:
         """Idempotent. Where an interrupt keeps a view of the data alive, the system unmaps it with the last view."""
         with suppress(BufferError):

@@ -88,6 +88,9 @@ class SafetensorsFile:
         values = self._file.read_values(name, start, math.prod(shape), decode, block_bytes=item_bytes)
         return values.reshape(shape)
 
+    def release_pages(self) -> None:
+        self._file.release_pages()
+
     def close(self) -> None:
         self._file.close()
 

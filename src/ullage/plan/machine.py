@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import math
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 # Where control groups are mounted (version 2, and the memory controller of version 1), and which one is ours.
@@ -24,6 +27,14 @@ def resident_bytes(pid: int | None = None) -> int:
     """Physical memory that a process holds now (this one by default)."""
     fields = Path(f"/proc/{pid or 'self'}/statm").read_text().split()
     return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def settled_bytes() -> int:
+    """Physical memory that this process holds once what it no longer uses is given back: what it will go on holding."""
+    gc.collect()
+    with suppress(OSError, AttributeError):  # not glibc
+        ctypes.CDLL(None).malloc_trim(0)
+    return resident_bytes()
 
 
 def num_cores() -> int:

@@ -20,8 +20,10 @@ from ullage.plan.weights.ranks import num_parameters
 
 DEFAULT_BLOCK = 32
 MAX_NUM_SEQS = 32
-RUNTIME_BYTES = 96 << 20
-"""Interpreter, libraries and a tokenizer of 50,000 words; a server measures its own when it starts."""
+PROCESSES_BYTES = 125 << 20
+TOKEN_BYTES = 670
+"""Of the service and its engine process: interpreter and libraries, and each token of the two tokenizers. Measured with
+vocabularies of 49,152 and 262,144 tokens; a server measures its own when it starts."""
 
 
 def own_sizing(model: PlannedModel, options: PlanOptions, memory_bytes: int | None) -> Sizing:
@@ -53,7 +55,7 @@ def own_sizing(model: PlannedModel, options: PlanOptions, memory_bytes: int | No
     fixed = (
         Account("workspace", planned["workspace"], f"one step of {step:,} tokens, {num_cores()} threads"),
         Account("logits", planned["logits"], f"{sequences} sequences x {spec.vocab_size:,} tokens x 4 B"),
-        Account("runtime", RUNTIME_BYTES, "interpreter, libraries and tokenizer; measured at the start"),
+        Account("runtime", runtime_bytes(spec.vocab_size), "two processes and their tokenizers; measured at the start"),
     )
     context = request.max_model_len or spec.max_position
     weights = planned["weights"]
@@ -66,6 +68,11 @@ def own_sizing(model: PlannedModel, options: PlanOptions, memory_bytes: int | No
         0,
         lambda pool: _pool_figures(spec, demand, block_bytes, context, pool),
     )
+
+
+def runtime_bytes(vocab_size: int) -> int:
+    """What a server holds besides what it allocates, by estimate."""
+    return PROCESSES_BYTES + TOKEN_BYTES * vocab_size
 
 
 def _pool_figures(spec: ModelSpec, demand: BlockDemand, block_bytes: int, context: int, pool_bytes: int) -> KVMemory:

@@ -9,7 +9,7 @@ from ullage.kernels.layout import KV_TYPES
 from ullage.models.layer_groups import layer_groups
 from ullage.models.spec import ModelSpec
 from ullage.plan.block_demand import BlockDemand
-from ullage.plan.deployment.own_engine import RUNTIME_BYTES
+from ullage.plan.deployment.own_engine import runtime_bytes
 from ullage.plan.deployment.planned_model import PlannedModel
 from ullage.plan.memory import PlanRequest, planned_memory
 from ullage.plan.start_up_log.comparison import TOLERATED, Comparison
@@ -64,7 +64,7 @@ def _planned(spec: ModelSpec, stored_types: Mapping[str, str], log: StartUpLog) 
     demand = BlockDemand(request.block_size, windows, request.max_num_batched_tokens)
     return {
         **planned_memory(spec, stored_types, request, num_blocks),
-        "runtime": RUNTIME_BYTES,
+        "runtime": runtime_bytes(spec.vocab_size),
         "num_blocks": num_blocks,
         "capacity_tokens": num_blocks // demand.num_groups * demand.block_size,
     }

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from ullage.base.errors import ConfigError, ModelFileError
 from ullage.cli.serve import _introduce
+from ullage.plan.deployment.own_engine import runtime_bytes
 from ullage.plan.deployment.planned_model import PlannedModel, load_model
 from ullage.plan.memory import PlanRequest, make_plan
 from ullage.plan.start_up_log import compare_own, read_log
@@ -27,7 +28,7 @@ def model(tmp_path) -> PlannedModel:
 
 def printed(model: PlannedModel, width: int = 200, request: PlanRequest = REQUEST) -> str:
     spec, types = model.runnable()
-    plan = make_plan(spec, types, request, available_bytes=8 << 30, runtime_bytes=96 << 20)
+    plan = make_plan(spec, types, request, available_bytes=8 << 30, runtime_bytes=runtime_bytes(spec.vocab_size))
     name = f"native (avx512, bf16 weights, {request.kv_type} KV, {request.num_threads} threads)"
     built = SimpleNamespace(spec=spec, plan=plan, runner_name=name, warning=None)
     console = Console(file=io.StringIO(), width=width)
