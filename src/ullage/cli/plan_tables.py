@@ -72,7 +72,7 @@ def _accounts(plan: DeploymentPlan) -> Table:
     table.add_section()
     table.add_row("total", format_bytes(plan.total_bytes), "", style="bold")
     if plan.cards is not None:
-        memory = plan.cards.smallest_bytes
+        memory = plan.cards.rank_bytes
         left = memory - plan.total_bytes
         table.add_row("device", format_bytes(memory), plan.cards.name)
         table.add_row("left" if left >= 0 else "missing", format_bytes(abs(left)), "", style="" if left >= 0 else "red")
@@ -82,7 +82,7 @@ def _accounts(plan: DeploymentPlan) -> Table:
 def _bar(plan: DeploymentPlan) -> Text:
     """One device as a line: a part for each account, and where the device ends when they are more than it has."""
     assert plan.cards is not None
-    scale = max(plan.total_bytes, plan.cards.smallest_bytes)
+    scale = max(plan.total_bytes, plan.cards.rank_bytes)
     bar, used = Text("|"), 0
     ends = 0
     for account in plan.accounts:
@@ -95,8 +95,8 @@ def _bar(plan: DeploymentPlan) -> Text:
     for account in plan.accounts:
         bar.append("█ ", style=COLOURS.get(account.name, OTHER_COLOUR))
         bar.append(f"{account.name.split(',')[0]}  ", style="dim")
-    if plan.total_bytes > plan.cards.smallest_bytes:
-        edge = round(BAR_WIDTH * plan.cards.smallest_bytes / scale)
+    if plan.total_bytes > plan.cards.rank_bytes:
+        edge = round(BAR_WIDTH * plan.cards.rank_bytes / scale)
         bar.append("\n" + " " * (edge + 1) + "^ the device ends here", style="red")
     return bar
 
@@ -108,7 +108,7 @@ def print_choices(console: Console, choices: tuple[DeviceChoice, ...]) -> None:
         table.add_column(title, justify="left" if title == "device" else "right")
     for choice in choices:
         assert choice.plan.cards is not None
-        used = choice.plan.total_bytes / choice.plan.cards.smallest_bytes
+        used = choice.plan.total_bytes / choice.plan.cards.rank_bytes
         memory = format_bytes(choice.total_memory_bytes)
         table.add_row(str(choice.count), choice.device, memory, f"{used:.0%}", f"{choice.plan.largest_concurrency():,}")
     console.print(table if choices else "no device of the catalogue does, up to 16 of each")

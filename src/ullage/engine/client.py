@@ -101,6 +101,8 @@ class EngineStatus:
     waiting_by_priority: Mapping[int, int] = field(default_factory=dict)
     num_blocks: int = 0
     """Of the KV pool."""
+    block_size: int = 0
+    """Tokens of one."""
     num_free_blocks: int = 0
     """Those that hold a cached prefix included."""
     num_promised_blocks: int = 0

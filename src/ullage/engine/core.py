@@ -153,6 +153,7 @@ class EngineCore:
             running_by_priority=dict(Counter(running)),
             waiting_by_priority=scheduler.waiting.num_by_priority(),
             num_blocks=len(scheduler.kv_cache.pool.blocks),
+            block_size=scheduler.kv_cache.config.demand.block_size,
             num_free_blocks=scheduler.kv_cache.pool.num_free,
             num_promised_blocks=scheduler.kv_cache.num_promised,
             num_prompt_tokens=counters.num_prompt_tokens,

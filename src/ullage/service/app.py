@@ -21,6 +21,7 @@ from ullage.service.chat import create_chat_completion
 from ullage.service.completions import create_completion
 from ullage.service.config import ServiceConfig
 from ullage.service.door import Door
+from ullage.service.metrics import CONTENT_TYPE
 from ullage.service.served_model import ServedModel
 from ullage.service.service import Service
 
@@ -81,6 +82,10 @@ def _add_health_routes(app: FastAPI, service: Service) -> None:
     async def ready() -> Response:
         status, body = health.ready(service)
         return _json(body, status)
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return Response(service.metrics.text(), media_type=CONTENT_TYPE)
 
     @app.get("/v1/ledger")
     async def ledger() -> Response:

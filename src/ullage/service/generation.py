@@ -66,7 +66,10 @@ class Generation:
                     yield None
                 pending, self._pending = self._pending, {}
                 for index, outputs in sorted(pending.items()):
-                    output = self._checked(merge_outputs(outputs))
+                    output = merge_outputs(outputs)
+                    if output.finish_reason is not None:
+                        self._service.metrics.observe(output)
+                    output = self._checked(output)
                     num_unfinished -= output.finish_reason is not None
                     yield index, output
         finally:

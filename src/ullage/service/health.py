@@ -50,7 +50,7 @@ def _failure(service: Service) -> str | None:
 def ledger(service: Service) -> dict[str, object]:
     """All accounts in bytes. ``measured`` are the operating system's own figures: of all processes, and of the engine's
     where it has one of its own."""
-    snapshot = service.engine.ledger()
+    snapshot, status = service.engine.ledger(), service.engine.status()
     engine_bytes = service.engine.resident_bytes()
     return {
         "accounts": {
@@ -62,6 +62,25 @@ def ledger(service: Service) -> dict[str, object]:
             "used_bytes": snapshot.kv_used_bytes,
             "cached_bytes": snapshot.kv_cached_bytes,
         },
+        "blocks": {
+            "total": status.num_blocks,
+            "size": status.block_size,
+            "free": status.num_free_blocks,
+            "promised": status.num_promised_blocks,
+        },
+        "requests": {
+            "running": status.num_running,
+            "waiting": status.num_waiting,
+            "preemptions": status.num_preemptions,
+            "aborts": dict(status.num_aborts),
+            "refusals": dict(status.num_refusals),
+        },
+        "tokens": {
+            "prompt": status.num_prompt_tokens,
+            "generated": status.num_generated_tokens,
+            "prefix_hits": status.num_prefix_hit_tokens,
+        },
+        "engine": {"state": status.state, "num_restarts": status.num_restarts, "num_steps": status.num_steps},
         "measured": {
             "resident_bytes": resident_bytes() + engine_bytes,
             "engine_process_resident_bytes": engine_bytes,

@@ -16,6 +16,7 @@ from ullage.protocol.structured_output import AskedConstraint
 from ullage.service.body_room import BodyRoom
 from ullage.service.config import ServiceConfig
 from ullage.service.constraints import checked_constraint
+from ullage.service.metrics import Metrics
 from ullage.service.served_model import ServedModel
 from ullage.service.text_limit import TextLimit
 
@@ -31,6 +32,7 @@ class Service:
         self.engine = engine
         self.model = model
         self.config = config
+        self.metrics = Metrics(engine)
         self.started = False
         self.stopping = False
         self.text_limit = TextLimit(model.tokenizer, engine.max_model_len)

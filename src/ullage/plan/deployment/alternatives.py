@@ -130,7 +130,7 @@ def _larger_device(plan: DeploymentPlan) -> Iterator[Alternative]:
     """The smallest device of the catalogue that does."""
     if plan.cards is None or plan.options.engine == "ullage":
         return
-    memory, needed = plan.cards.smallest_bytes, plan.sizing.weights.bytes_per_rank + plan.kv_needed_bytes
+    memory, needed = plan.cards.rank_bytes, plan.sizing.weights.bytes_per_rank + plan.kv_needed_bytes
     devices = [device for name in device_names() if (device := find_device(name)) is not None]
     enough = {d.memory_bytes: d for d in reversed(devices) if d.memory_bytes > max(memory, needed) and d.kind != "cpu"}
     for size, device in sorted(enough.items()):
@@ -155,4 +155,4 @@ def _devices(plan: DeploymentPlan) -> dict[str, object]:
         return {}
     if plan.options.device is not None and len(set(plan.cards.memory_bytes)) == 1:
         return {"device": plan.cards.names[0]}
-    return {"device": None, "memory": str(plan.cards.smallest_bytes)}
+    return {"device": None, "memory": str(plan.cards.rank_bytes)}

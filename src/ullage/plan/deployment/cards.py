@@ -14,13 +14,19 @@ from ullage.plan.deployment.options import PlanOptions, positive_size
 from ullage.plan.machine import available_memory_bytes, num_cores, resident_bytes
 
 MIB = 1 << 20
+WORKING_SET = 128 * MIB
+NUM_PASSES = 9
+PREFETCH_BYTES = (0, 4096, 32768)
+"""How far ahead to prefetch; which is best depends on the processor."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cards:
-    """All devices of a deployment. Every rank has the same share, so the smallest card decides.
+    """All devices of a deployment.
 
     :ivar memory_bytes: of each
+    :ivar split_by_memory: layers are given out in proportion to it, as llama.cpp does; otherwise every rank has the
+        same share, and the smallest card decides
     :ivar bandwidth: bytes a second, of the slowest; None: not known
     :ivar flops: operations a second by number type, of the slowest
     """
@@ -29,10 +35,19 @@ class Cards:
     memory_bytes: tuple[int, ...]
     bandwidth: float | None = None
     flops: Mapping[str, float] = field(default_factory=dict)
+    split_by_memory: bool = False
 
     @property
-    def smallest_bytes(self) -> int:
-        return min(self.memory_bytes)
+    def rank_bytes(self) -> int:
+        """Memory for the share of one rank: a share of all cards together where they are filled alike."""
+        return sum(self.memory_bytes) // len(self.memory_bytes) if self.split_by_memory else min(self.memory_bytes)
+
+    @property
+    def tensor_split(self) -> str | None:
+        """What llama.cpp is told of unequal cards (``--tensor-split``): their memory in GiB; None: they are equal."""
+        if not self.split_by_memory or len(set(self.memory_bytes)) == 1:
+            return None
+        return ",".join(f"{size / 2**30:.4g}" for size in self.memory_bytes)
 
     @property
     def name(self) -> str:
@@ -51,7 +66,7 @@ def cards_of(options: PlanOptions) -> Cards | None:
         return _spread(options, Cards(tuple(_named(*pair) for pair in zip(texts, sizes, strict=True)), sizes))
     if options.device is not None:
         return _spread(options, _catalogued(options.device))
-    return None if options.kv_memory is not None else _detected(options)
+    return None if options.kv_memory is not None and not options.measure else _detected(options)
 
 
 def _named(text: str, size: int) -> str:
@@ -86,7 +101,8 @@ def _spread(options: PlanOptions, cards: Cards) -> Cards:
             hint="name one device for all, or one for each of tensor x pipeline x data parallel",
         )
     repeat = needed if len(cards.names) == 1 else 1
-    return Cards(cards.names * repeat, cards.memory_bytes * repeat, cards.bandwidth, cards.flops)
+    by_memory = options.engine == "llamacpp"
+    return Cards(cards.names * repeat, cards.memory_bytes * repeat, cards.bandwidth, cards.flops, by_memory)
 
 
 def _detected(options: PlanOptions) -> Cards:
@@ -99,9 +115,26 @@ def _detected(options: PlanOptions) -> Cards:
         names, sizes = zip(*cards[:needed], strict=True)
         known = find_device(names[0])
         bandwidth, flops = (None, {}) if known is None else (known.bandwidth_bytes_per_second, known.flops)
-        return Cards(names, sizes, bandwidth, flops)
+        return Cards(names, sizes, bandwidth, flops, options.engine == "llamacpp")
     memory = available_memory_bytes() + resident_bytes()
-    return _spread(options, Cards((f"this machine ({num_cores()} cores)",), (memory,)))
+    bandwidth, flops = _measured() if options.measure else (None, {})
+    return _spread(options, Cards((f"this machine ({num_cores()} cores)",), (memory,), bandwidth, flops))
+
+
+def _measured() -> tuple[float, dict[str, float]]:
+    """Bytes a second that all cores read from a working set of the size of small weights, by the best way of reading;
+    operations a second in bf16.
+
+    :raises ConfigError: the native kernels aren't there
+    """
+    from statistics import median
+
+    from ullage.kernels.native import native_isas, peak_operations, read_seconds
+
+    threads = num_cores()
+    passes = [read_seconds(WORKING_SET, threads, NUM_PASSES, prefetch) for prefetch in PREFETCH_BYTES]
+    peak = max(peak_operations(isa, "bf16", threads) for isa in native_isas() if not isa.endswith("imitated"))
+    return WORKING_SET / min(map(median, passes)), {"bf16": peak}
 
 
 def _graphics_cards() -> list[tuple[str, int]]:

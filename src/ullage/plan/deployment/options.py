@@ -36,6 +36,9 @@ class PlanOptions:
         "Memory of one device instead, like 23.58GiB or 24GB; unequal ones after commas.",
         shown_default="the device's",
     )
+    measure: bool = setting(
+        False, "Measure this machine's memory and processor, for the estimate of speed; takes a second or two."
+    )
     memory_utilization: float | None = setting(
         None, "Share of the memory that the engine may take, as vLLM counts; replaces headroom.", shown_default="none"
     )
@@ -103,6 +106,10 @@ class PlanOptions:
         if max(self.num_devices, self.expert_parallel) > MOST_DEVICES:
             raise ConfigError(
                 f"{self.num_devices:,} devices are more than any plan has", hint=f"at most {MOST_DEVICES:,}"
+            )
+        if self.measure and (self.engine != "ullage" or self.device is not None or self.memory is not None):
+            raise ConfigError(
+                "measure looks at this machine, as Ullage's own engine uses it", hint="with --engine ullage"
             )
         if self.cover is not None and not 0 < self.cover <= 1:
             raise ConfigError(f"cover must be above 0 and at most 1, got {self.cover}", hint="99 % is written 0.99")

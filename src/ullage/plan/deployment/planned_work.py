@@ -10,7 +10,7 @@ from ullage.base.errors import ConfigError
 from ullage.plan.deployment.cards import Cards
 from ullage.plan.deployment.options import PlanOptions
 from ullage.plan.deployment.planned_model import PlannedModel
-from ullage.plan.deployment.roofline import BANDWIDTH_SHARE, COMPUTE_SHARE, Roofline, roofline_of
+from ullage.plan.deployment.roofline import Roofline, roofline_of
 from ullage.plan.deployment.sizing import MANY_REQUESTS, Sizing
 from ullage.plan.deployment.workload import (
     RequestLength,
@@ -20,8 +20,6 @@ from ullage.plan.deployment.workload import (
     running_demand,
     workload_of_percentiles,
 )
-
-LIKELY = (BANDWIDTH_SHARE, COMPUTE_SHARE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +106,7 @@ class _System:
         share = sum(length.share for length in self.served)
         prompt_tokens = sum(length.share * length.prompt_tokens for length in self.served) / share
         output_tokens = sum(length.share * length.output_tokens for length in self.served) / share
-        prompt = self.roofline.prompt_seconds(prompt_tokens, 1, *LIKELY)
-        step = self.roofline.step_seconds(running, running * self.demand.mean_bytes, *LIKELY)
+        prompt = self.roofline.prompt_seconds(prompt_tokens, 1, *self.roofline.likely)
+        step = self.roofline.step_seconds(running, running * self.demand.mean_bytes, *self.roofline.likely)
         free = 1 - arrivals_per_second / self.copies * prompt
         return (prompt + output_tokens * step) / free if free > 0 else math.inf

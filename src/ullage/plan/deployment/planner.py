@@ -90,7 +90,7 @@ def plan_deployment(model: PlannedModel, options: PlanOptions | None = None) -> 
     """
     options = _with_engine(model, options or PlanOptions())
     cards = cards_of(options)
-    memory = None if cards is None else cards.smallest_bytes
+    memory = None if cards is None else cards.rank_bytes
     sizing = sizing_of(model, options, memory)
     work = work_of(model, sizing, options, cards)
     context = work.context if work else options.max_model_len or sizing.architecture.max_positions
@@ -212,7 +212,12 @@ def _reasons(
 
 def _notes(sizing: Sizing, options: PlanOptions, cards: Cards | None) -> list[str]:
     notes = []
-    if cards is not None and len(set(cards.memory_bytes)) > 1:
+    if cards is not None and cards.tensor_split is not None:
+        notes.append(
+            f"layers are given out by memory (--tensor-split {cards.tensor_split}), whole: a card may have one "
+            "more than its share"
+        )
+    elif cards is not None and len(set(cards.memory_bytes)) > 1:
         notes.append(
             f"every rank has the same share, so the smallest device decides: {format_bytes(min(cards.memory_bytes))}"
         )

@@ -29,7 +29,7 @@ def plan_json(plan: DeploymentPlan) -> dict[str, object]:
             "names": list(cards.names),
             "count": len(cards.names),
             "memory_bytes": list(cards.memory_bytes),
-            "memory_bytes_per_rank": cards.smallest_bytes,
+            "memory_bytes_per_rank": cards.rank_bytes,
         },
         "workload": {"max_model_len": plan.context, "concurrency": plan.concurrency, **_work(plan)},
         "weights": _weights(plan),

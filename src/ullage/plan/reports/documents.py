@@ -53,8 +53,8 @@ def account_rows(plan: DeploymentPlan) -> list[tuple[str, str, str]]:
             rows += [("", "", f"one request: {line}") for line in plan.kv_formulas]
     rows.append(("total", format_bytes(plan.total_bytes), "on each device"))
     if plan.cards is not None:
-        left = plan.cards.smallest_bytes - plan.total_bytes
-        rows.append(("device", format_bytes(plan.cards.smallest_bytes), plan.cards.name))
+        left = plan.cards.rank_bytes - plan.total_bytes
+        rows.append(("device", format_bytes(plan.cards.rank_bytes), plan.cards.name))
         rows.append(("left" if left >= 0 else "missing", format_bytes(abs(left)), ""))
     return rows
 
@@ -62,7 +62,7 @@ def account_rows(plan: DeploymentPlan) -> list[tuple[str, str, str]]:
 def speed_sentence(speed: SpeedEstimate) -> str:
     """An estimate with its bound."""
     return (
-        f"estimated, not measured: first token of a prompt of {speed.prompt_tokens:,} tokens after "
+        f"estimated ({speed.check}): first token of a prompt of {speed.prompt_tokens:,} tokens after "
         f"{_time(speed.first_token_seconds)} (at best {_time(speed.best_first_token_seconds)}), then one every "
         f"{_time(speed.inter_token_seconds)} (at best {_time(speed.best_inter_token_seconds)}) with all requests "
         f"running: {speed.tokens_per_second:,.0f} tokens/s in all"

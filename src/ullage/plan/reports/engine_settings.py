@@ -45,7 +45,7 @@ def _vllm(plan: DeploymentPlan) -> str:
     share = None
     if not in_bytes and plan.cards is not None:
         used = plan.sizing.weights.bytes_per_rank + pool + plan.sizing.activation_bytes
-        share = options.memory_utilization or min(0.98, round(used / plan.cards.smallest_bytes, 3))
+        share = options.memory_utilization or min(0.98, round(used / plan.cards.rank_bytes, 3))
     return _command(
         f"vllm serve {shlex.quote(plan.model.name)}",
         {
@@ -69,7 +69,7 @@ def _sglang(plan: DeploymentPlan) -> str:
     options = plan.options
     share = None
     if plan.cards is not None and plan.pool_bytes is not None and plan.pool_bytes > 0:
-        share = round((plan.sizing.weights.bytes_per_rank + plan.pool_bytes) / plan.cards.smallest_bytes, 3)
+        share = round((plan.sizing.weights.bytes_per_rank + plan.pool_bytes) / plan.cards.rank_bytes, 3)
     kv_dtype = {"fp8": "fp8_e4m3", "bf16": "bfloat16"}.get(options.kv_dtype or "", options.kv_dtype)
     return _command(
         f"python -m sglang.launch_server --model-path {shlex.quote(plan.model.name)}",
@@ -102,6 +102,7 @@ def _llamacpp(plan: DeploymentPlan) -> str:
             "--cache-type-v": value or key,
             "--flash-attn": "on",
             "--ubatch-size": plan.sizing.request.n_ubatch,
+            "--tensor-split": None if plan.cards is None else plan.cards.tensor_split,
         },
     )
 

@@ -34,7 +34,7 @@ def plan_svg(plan: DeploymentPlan) -> str:
 
 def _bar(plan: DeploymentPlan) -> list[str]:
     assert plan.cards is not None
-    memory = plan.cards.smallest_bytes
+    memory = plan.cards.rank_bytes
     scale = BAR_WIDTH / max(memory, plan.total_bytes)
     title = f"One device of {len(plan.cards.names)}: {plan.cards.name}, {format_bytes(memory)}"
     parts = [_text(BAR_LEFT, 24, title, weight="bold")]

@@ -28,5 +28,5 @@ def verdict(plan: DeploymentPlan) -> str:
 def _weights_remark(plan: DeploymentPlan) -> str:
     if plan.cards is None:
         return ""
-    share = plan.sizing.weights.bytes_per_rank / plan.cards.smallest_bytes
+    share = plan.sizing.weights.bytes_per_rank / plan.cards.rank_bytes
     return f" Weights alone take {share:.0%} of the device." if share >= MOSTLY else ""

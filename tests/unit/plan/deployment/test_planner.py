@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from importlib import resources
+
 import pytest
 
 from ullage.base.errors import ConfigError
 from ullage.plan.deployment import PlanOptions, load_model, plan_deployment
 from ullage.plan.deployment.alternatives import alternatives
 from ullage.plan.deployment.kv_demand import most
+from ullage.plan.deployment.roofline import OWN_SHARES, estimate_speed
+from ullage.plan.reports.documents import speed_sentence
+from ullage.plan.reports.engine_settings import ready_settings
 
 GIB = 2**30
 LLAMA = load_model("Llama-3.1-8B")
@@ -60,7 +65,7 @@ def test_copies_share_the_requests():
 
 def test_the_smallest_of_unequal_devices_decides():
     worked_out = plan(memory="24GiB,16GiB", tensor_parallel=2, max_model_len=8192)
-    assert worked_out.cards.smallest_bytes == 16 * GIB
+    assert worked_out.cards.rank_bytes == 16 * GIB
     assert "smallest" in worked_out.notes[0]
 
 
@@ -97,3 +102,37 @@ def test_most_finds_the_largest_that_fits():
 def test_more_devices_than_there_can_be_are_refused(name):
     with pytest.raises(ConfigError, match="devices are more than any plan has"):
         PlanOptions(**{name: 10**9})
+
+
+def test_unequal_cards_are_filled_alike_by_llamacpp_and_to_the_smallest_by_others():
+    options = {"memory": "16GiB,8GiB", "tensor_parallel": 2, "max_model_len": 8192}
+    split = plan_deployment(load_model("Llama-3.1-8B"), PlanOptions(engine="llamacpp", **options))
+    even = plan_deployment(load_model("Llama-3.1-8B"), PlanOptions(engine="vllm", **options))
+    assert (split.cards.rank_bytes, even.cards.rank_bytes) == (12 << 30, 8 << 30)
+    assert split.fits
+    assert not even.fits
+    assert "--tensor-split 16,8" in ready_settings(split)
+    assert any("--tensor-split 16,8" in note for note in split.notes)
+    assert any("smallest device decides" in note for note in even.notes)
+
+
+def test_equal_cards_need_no_split():
+    options = PlanOptions(engine="llamacpp", memory="16GiB", tensor_parallel=2, max_model_len=8192)
+    assert "--tensor-split" not in ready_settings(plan_deployment(load_model("Llama-3.1-8B"), options))
+
+
+def test_measuring_gives_this_machine_a_speed(monkeypatch):
+    monkeypatch.setattr("ullage.plan.deployment.cards._measured", lambda: (40e9, {"bf16": 0.5e12}))
+    shape = str(resources.files("ullage.ops.bench") / "shapes" / "qwen2.5-0.5b.json")
+    plan = plan_deployment(load_model(shape), PlanOptions(engine="ullage", measure=True, max_model_len=1024))
+    speed = estimate_speed(plan)
+    best = (plan.sizing.weights.bytes_per_rank + plan.kv_needed_bytes) / 40e9
+    assert speed.best_inter_token_seconds == pytest.approx(best)
+    assert speed.inter_token_seconds == pytest.approx(best / OWN_SHARES[0])
+    assert "within" in speed_sentence(speed)
+
+
+@pytest.mark.parametrize("options", [{}, {"engine": "vllm"}, {"engine": "ullage", "memory": "8GiB"}])
+def test_only_this_machine_can_be_measured(options):
+    with pytest.raises(ConfigError, match="measure looks at this machine"):
+        PlanOptions(measure=True, **options)
