@@ -59,7 +59,7 @@ def _work(now: Reading, before: Reading | None) -> Text:
     speed = tokens_per_second(now, before)
     text = Text(f"{requests['running']:,} running, {requests['waiting']:,} waiting")
     text.append(f"   {'-' if speed is None else f'{speed:,.0f}'} tokens/s", style="bold")
-    text.append(f"   {tokens['generated']:,} made, {tokens['prefix_hits']:,} found in the cache")
+    text.append(f"   {tokens['generated']:,} made, {tokens['prefix_hits']:,} cached")
     text.append(f"   {requests['preemptions']:,} preemptions", style="yellow" if requests["preemptions"] else "")
     return text
 
@@ -74,23 +74,26 @@ def tokens_per_second(now: Reading, before: Reading | None) -> float | None:
 
 def _accounts(body: Mapping[str, Any], width: int) -> Table:
     accounts = body["accounts"]
-    total = sum(account["planned_bytes"] for account in accounts.values())
+    total = sum(account["planned_bytes"] for name, account in accounts.items() if name != "headroom")
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("account")
     table.add_column("planned", justify="right")
     table.add_column("taken", justify="right")
-    table.add_column("of the memory that the server may use")
+    table.add_column("share of what the server takes")
     bar = max(NARROWEST_BAR, min(WIDEST_BAR, width - 40))
     for name, account in accounts.items():
         planned, taken = account["planned_bytes"], account["allocated_bytes"]
-        filled = round(bar * planned / max(1, total))
-        taken_text = "" if name == "headroom" else format_bytes(taken)
         colour = COLOURS.get(name, OTHER_COLOUR)
-        line = Text("█" * filled or "▏", style=colour)
-        table.add_row(Text(name, style=colour), format_bytes(planned), taken_text, line)
+        if name == "headroom":
+            table.add_row(Text(name, style=colour), format_bytes(planned), "", Text("stays free", style=colour))
+            continue
+        line = Text("█" * round(bar * planned / max(1, total)) or "▏", style=colour)
+        table.add_row(Text(name, style=colour), format_bytes(planned), format_bytes(taken), line)
     table.add_section()
     resident = body["measured"]["resident_bytes"]
-    table.add_row("resident", "", format_bytes(resident), Text(f"{resident / max(1, total):.0%}", style="dim"))
+    table.add_row(
+        "resident", "", format_bytes(resident), Text(f"{resident / max(1, total):.0%} of the plan", style="dim")
+    )
     return table
 
 
