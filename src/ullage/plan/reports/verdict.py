@@ -16,7 +16,7 @@ def verdict(plan: DeploymentPlan) -> str:
     if plan.pool_bytes is None:
         return f"No device is named: one request of {requests} needs {format_bytes(plan.kv_needed_bytes)} on each rank."
     most = plan.largest_concurrency()
-    each = format_bytes(-(-plan.kv_needed_bytes // plan.requests_per_copy))
+    each = format_bytes(plan.sizing.demand(1, plan.context))
     pool = format_bytes(plan.pool_bytes)
     growth = (
         f"keys and values limit it: {pool} hold {most:,} {'request' if most == 1 else 'requests'} of {requests} "
