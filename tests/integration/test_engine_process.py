@@ -20,7 +20,14 @@ from tests.fake_engine import expected_tokens, make_core
 from tests.fake_engine_process import EXIT_TOKEN, HANG_TOKEN, RAISE_TOKEN, SLOW_TOKEN, SPIN_TOKEN
 from tests.scripted_engine import ByteTokenizer, scripted_model
 
-from ullage.base.errors import ContextLengthError, EngineError, InvalidRequestError, PlanError, QueueFullError
+from ullage.base.errors import (
+    ContextLengthError,
+    EngineError,
+    EngineRestartingError,
+    InvalidRequestError,
+    PlanError,
+    QueueFullError,
+)
 from ullage.engine.build import EngineOptions
 from ullage.engine.client import GenerationOutput, GenerationRequest, OutputStream
 from ullage.engine.process import EngineProcess, Supervision
@@ -167,7 +174,7 @@ async def test_a_killed_or_stopped_process_ends_every_request_once_and_comes_bac
         status = engine.status()
         assert (status.healthy, status.state) == (False, "stalled" if number == signal.SIGSTOP else "restarting")
         assert ("did nothing" if number == signal.SIGSTOP else number.name) in status.detail
-        with pytest.raises(EngineError, match="the engine is "):
+        with pytest.raises(EngineRestartingError, match="the engine is "):
             engine.submit(request([1]))
         await until(lambda: engine.status().healthy)
         assert engine.status().num_restarts == 1

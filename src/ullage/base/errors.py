@@ -20,6 +20,7 @@
     │   ├── BodyTooLargeError         HTTP: the body exceeds the server's limit
     │   └── BodyTimeoutError          HTTP: the body did not arrive in time
     └── EngineError               the engine failed; not the caller's fault
+        ├── EngineRestartingError     the engine is being started again
         └── ServerStoppingError       the server is on its way down
 
 The message says what happened; ``hint`` says what to change. What each class becomes over HTTP stands in one
@@ -160,6 +161,17 @@ class BodyTimeoutError(RequestError):
 
 class EngineError(UllageError):
     """The engine failed while serving; the request itself was fine."""
+
+
+class EngineRestartingError(EngineError):
+    """The engine died or hangs, and is being started again.
+
+    :param retry_after_seconds: when it may be expected to answer
+    """
+
+    def __init__(self, message: str, *, retry_after_seconds: float) -> None:
+        super().__init__(message)
+        self.retry_after_seconds = retry_after_seconds
 
 
 class ServerStoppingError(EngineError):

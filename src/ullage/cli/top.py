@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 TIMEOUT_SECONDS = 3.0
+KEYS = {"accounts", "kv_pool", "blocks", "requests", "tokens", "engine", "measured"}
+"""Of ``GET /v1/ledger``."""
 
 
 @click.command()
@@ -62,7 +64,7 @@ def read(base: str) -> Reading:
     try:
         with urlopen(f"{base}/v1/ledger", timeout=TIMEOUT_SECONDS) as answer:
             body = json.load(answer)
-        if not isinstance(body, dict) or not {"accounts", "kv_pool", "requests"} <= body.keys():
+        if not isinstance(body, dict) or not body.keys() >= KEYS:
             return Reading(time.monotonic(), None, "it isn't a server of this release of Ullage")
         return Reading(time.monotonic(), body, "")
     except HTTPError as error:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 
 import zmq
 
-from ullage.base.errors import EngineError, UllageError
+from ullage.base.errors import EngineError, EngineRestartingError, UllageError
 from ullage.engine.accepted_requests import AcceptedRequests, Mailbox, MailboxStream
 from ullage.engine.child_process import ChildProcess, command_limit
 from ullage.engine.client import EngineClient, EngineState, EngineStatus, GenerationRequest, OutputStream
@@ -37,6 +37,8 @@ logger = logging.getLogger(__name__)
 STOP_SECONDS = 5.0
 """How long ``stop`` waits for the step that runs; one that takes longer is killed."""
 MODULE = "ullage.engine.engine_process"
+USUAL_LOADING_SECONDS = 5.0
+"""What clients are told that a new process takes to load."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +118,11 @@ class EngineProcess(EngineClient):
 
     def _new_child(self) -> ChildProcess:
         child = ChildProcess(self._module, command_limit(self.max_requests))
-        child.send(self._opening)
+        try:
+            child.send(self._opening)
+        except BaseException:
+            child.destroy()
+            raise
         return child
 
     def _load(self, child: ChildProcess) -> EngineReady:
@@ -158,6 +164,9 @@ class EngineProcess(EngineClient):
         await asyncio.to_thread(self._child.destroy)
 
     def submit(self, request: GenerationRequest) -> OutputStream:
+        if self._state in ("stalled", "restarting"):
+            seconds = self._supervision.first_pause_seconds + USUAL_LOADING_SECONDS
+            raise EngineRestartingError(f"the engine is {self._state}: {self._detail}", retry_after_seconds=seconds)
         if self._state != "ready":
             running = "isn't running" if self._state in ("starting", "stopped") else f"is {self._state}"
             raise EngineError(f"the engine {running}: {self._detail}")

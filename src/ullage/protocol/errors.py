@@ -18,6 +18,7 @@ from ullage.base.errors import (
     ContextLengthError,
     DeadlineError,
     EngineError,
+    EngineRestartingError,
     InvalidRequestError,
     KVCapacityError,
     MethodNotAllowedError,
@@ -62,6 +63,7 @@ ERROR_TABLE: Mapping[type[Exception], ErrorRow] = {
     QuotaExceededError: ErrorRow(429, "insufficient_quota", "insufficient_quota", never_retry=True),
     DeadlineError: ErrorRow(504, "server_error", "deadline_exceeded", never_retry=True),
     ServerStoppingError: ErrorRow(503, "server_error", "server_stopping"),
+    EngineRestartingError: ErrorRow(503, "server_error", "engine_restarting"),
     EngineError: ErrorRow(503, "server_error", "engine_failed"),
     UllageError: ErrorRow(500, "server_error", None),
     Exception: ErrorRow(500, "server_error", "internal_error"),
@@ -120,7 +122,7 @@ def error_reply(error: Exception) -> ErrorReply:
 
 def _headers(row: ErrorRow, error: Exception) -> dict[str, str]:
     headers = {"x-should-retry": "false"} if row.never_retry else {}
-    if isinstance(error, QueueFullError | RateLimitError | ServerStoppingError):
+    if isinstance(error, QueueFullError | RateLimitError | EngineRestartingError | ServerStoppingError):
         # The HTTP header counts whole seconds; OpenAI's clients read the finer one first.
         seconds = min(max(SHORTEST_RETRY_SECONDS, error.retry_after_seconds), LONGEST_RETRY_SECONDS)
         headers["retry-after"] = str(math.ceil(seconds))

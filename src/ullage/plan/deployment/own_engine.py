@@ -20,7 +20,7 @@ from ullage.plan.weights.ranks import num_parameters
 
 DEFAULT_BLOCK = 32
 MAX_NUM_SEQS = 32
-PROCESSES_BYTES = 125 << 20
+PROCESSES_BYTES = 134 << 20
 TOKEN_BYTES = 670
 """Of the service and its engine process: interpreter and libraries, and each token of the two tokenizers. Measured with
 vocabularies of 49,152 and 262,144 tokens; a server measures its own when it starts."""
