@@ -28,8 +28,9 @@ def ready(service: Service) -> Answer:
         return 503, {"status": "starting", "reason": "the engine is starting"}
     status = service.engine.status()
     if (reason := _failure(service)) is not None:
-        state = "failed" if status.state == "stopped" else status.state
-        return 503, {"status": "stalled" if state == "ready" else state, "reason": reason}
+        if status.healthy:
+            return 503, {"status": "stalled", "reason": reason}
+        return 503, {"status": "failed" if status.state in ("ready", "stopped") else status.state, "reason": reason}
     return 200, {
         "status": "busy" if status.num_waiting else "ready",
         "models": list(service.model.names),

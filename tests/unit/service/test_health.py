@@ -11,10 +11,15 @@ from ullage.service.service import Service
 
 
 def service(
-    *, waiting: int = 0, idle_seconds: float = 0.0, state: EngineState = "ready", stopping: bool = False
+    *,
+    waiting: int = 0,
+    idle_seconds: float = 0.0,
+    state: EngineState = "ready",
+    healthy: bool = True,
+    stopping: bool = False,
 ) -> Service:
     status = EngineStatus(
-        healthy=state == "ready",
+        healthy=healthy and state == "ready",
         detail="what it does",
         num_running=1,
         num_waiting=waiting,
@@ -52,3 +57,7 @@ def test_it_drains_from_the_stop_signal_on() -> None:
 @pytest.mark.parametrize("state", ["stalled", "restarting", "failed"])
 def test_an_unhealthy_engine_is_told_by_its_state_and_why(state: EngineState) -> None:
     assert health.ready(service(state=state)) == (503, {"status": state, "reason": "what it does"})
+
+
+def test_an_engine_that_knows_no_states_has_failed_when_it_is_not_healthy() -> None:
+    assert health.ready(service(healthy=False)) == (503, {"status": "failed", "reason": "what it does"})
