@@ -21,17 +21,18 @@ def live(service: Service) -> Answer:
 
 
 def ready(service: Service) -> Answer:
-    """503 whenever a new request would not be served now."""
+    """503 whenever a new request would not be served now. ``busy`` is 200: steps end, a new request waits its turn."""
     if service.stopping:
-        return 503, {"status": "stopping", "reason": "the server is stopping"}
+        return 503, {"status": "draining", "reason": "the server is stopping: requests that run may end"}
     if not service.started:
         return 503, {"status": "starting", "reason": "the engine is starting"}
     status = service.engine.status()
     if (reason := _failure(service)) is not None:
-        state = status.state if status.state in ("restarting", "stalled") else "failed"
-        return 503, {"status": state, "reason": reason}
+        if status.healthy:
+            return 503, {"status": "stalled", "reason": reason}
+        return 503, {"status": "failed" if status.state in ("ready", "stopped") else status.state, "reason": reason}
     return 200, {
-        "status": "ready",
+        "status": "busy" if status.num_waiting else "ready",
         "models": list(service.model.names),
         "num_running": status.num_running,
         "num_waiting": status.num_waiting,
