@@ -92,7 +92,7 @@ class KeyStore:
     def list(self) -> list[ApiKey]:
         """All keys, the oldest first."""
         with self._database() as database:
-            rows = database.execute(f"SELECT {COLUMNS} FROM api_keys ORDER BY created_at").fetchall()  # noqa: S608
+            rows = database.execute(f"SELECT {COLUMNS} FROM api_keys ORDER BY created_at").fetchall()
         return [_key(row) for row in rows]
 
     def revoke(self, key_id: str) -> None:
@@ -111,7 +111,7 @@ class KeyStore:
         key_id, secret = match.groups() if match else ("", "")
         with self._database() as database:
             row = database.execute(
-                f"SELECT digest, {COLUMNS} FROM api_keys WHERE id = ?",  # noqa: S608
+                f"SELECT digest, {COLUMNS} FROM api_keys WHERE id = ?",
                 (key_id,),
             ).fetchone()
         is_right = hmac.compare_digest(_digest(secret), row[0] if row else NO_DIGEST)

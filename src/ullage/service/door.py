@@ -52,7 +52,9 @@ class Door:
                 await self._app(scope, receive, send_with_id)
         except ClientLeftError:
             logger.debug("request %s: the client left", request_id)
-        except (RequestError, EngineError) as error:  # not let in or not admitted; what the app raises it answers itself
+        except (RequestError, EngineError) as error:  # not let in or not admitted: the app answers its own errors
+            if started:
+                raise
             await _send_reply(send_with_id, error_reply(error))
         except Exception as error:  # the HTTP door: whatever goes wrong, the client gets an answer and we get a trace
             logger.exception("request %s failed", request_id)
