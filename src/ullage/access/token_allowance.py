@@ -2,8 +2,8 @@
 
 What a request may use counts in full from its start to its end; what it did use counts for one window more. Take any
 window of 60 s and the last start in or before it: every request that uses tokens in the window is running at that
-start, or ended less than a window before it or during the window's rest, so all of them are counted there together,
-at no less than they use. The sum was within the limit then; hence the window is, wherever it lies.
+start or ended less than a window before it, so all of them are counted there together, at no less than they use.
+The sum was within the limit then; hence the window is, wherever it lies.
 """
 
 from __future__ import annotations
