@@ -13,6 +13,7 @@ from contextlib import nullcontext
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ullage.access.tenant import SCOPE_NAME
 from ullage.base.errors import EngineError, RequestError
 from ullage.protocol.errors import ErrorReply, error_reply
 from ullage.protocol.json_text import encode_json
@@ -46,7 +47,7 @@ class Door:
 
         try:
             if self._service.gate is not None:
-                scope["api_key"] = await self._service.gate.enter(scope["path"], scope["headers"])
+                scope[SCOPE_NAME] = await self._service.gate.enter(scope["path"], scope["headers"])
             # Around the whole answer, streams included. GET makes no work, and health must be told at any time.
             with self._service.admission() if scope["method"] == "POST" else nullcontext():
                 await self._app(scope, receive, send_with_id)
