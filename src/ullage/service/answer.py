@@ -12,6 +12,7 @@ from typing import Protocol
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ullage.access.tenant import cache_salt, tenant_of
 from ullage.engine.client import GenerationOutput, GenerationRequest, TokenLogprob
 from ullage.engine.constraint import Constraint
 from ullage.protocol import sse
@@ -92,10 +93,11 @@ class Asked:
     """Checked."""
     visible_token_ids: tuple[int, ...] = ()
 
-    def generation_requests(self, service: Service, timeout: float | None) -> list[GenerationRequest]:
+    def generation_requests(self, service: Service, timeout: float | None, tenant: str) -> list[GenerationRequest]:
         """One for each choice, prompt by prompt.
 
         :param timeout: seconds, for each; None: no limit
+        :param tenant: empty where no keys are asked for
         :raises InvalidRequestError: a sampling parameter out of range
         """
         requests: list[GenerationRequest] = []
@@ -111,7 +113,8 @@ class Asked:
                 GenerationRequest(
                     prompt,
                     of_choice(sampling, choice),
-                    cache_salt=self.fields.cache_salt or "",
+                    cache_salt=cache_salt(tenant, self.fields.cache_salt or ""),
+                    tenant=tenant,
                     streamed=bool(self.fields.stream),
                     timeout_seconds=timeout,
                 )
@@ -145,7 +148,8 @@ def has_news(fields: GenerationFields, output: GenerationOutput) -> bool:
 async def answer(service: Service, request: Request, asked: Asked, writer: AnswerWriter) -> Response:
     """Starts the work, then the answer: what the engine refuses is a plain HTTP error also for a stream."""
     timeout = timeout_seconds(request.headers, asked.fields.request_timeout, service.config.request_timeout_seconds)
-    generation = await Generation.submit(service, asked.generation_requests(service, timeout))
+    requests = asked.generation_requests(service, timeout, tenant_of(request.scope))
+    generation = await Generation.submit(service, requests)
     headers = {IGNORED_FIELDS_HEADER: ignored_fields_header(asked.ignored_fields)} if asked.ignored_fields else {}
     if asked.fields.stream:
         events = _events(generation, asked, writer, service.config.ping_seconds)

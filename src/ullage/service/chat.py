@@ -9,6 +9,7 @@ from typing import Literal, cast
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ullage.access.tenant import tenant_of
 from ullage.base.errors import InvalidRequestError, RequestError
 from ullage.engine.client import GenerationOutput, TokenLogprob
 from ullage.protocol.chat import (
@@ -35,7 +36,9 @@ async def create_chat_completion(service: Service, request: Request) -> Response
     fields, ignored = await read_fields(service, request, ChatCompletionRequest)
     service.check_model(fields.model)
     service.check_num_choices(fields.num_choices, "n")
-    service.engine.check_room(num_requests=fields.num_choices, num_prompt_tokens=fields.num_choices)
+    service.engine.check_room(
+        tenant=tenant_of(request.scope), num_requests=fields.num_choices, num_prompt_tokens=fields.num_choices
+    )
     prompt, tools = await service.off_loop(render_prompt, service, fields)
     asked = Asked(
         fields,

@@ -8,6 +8,7 @@ from typing import cast
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ullage.access.tenant import tenant_of
 from ullage.engine.client import GenerationOutput, TokenLogprob
 from ullage.protocol.completions import Completion, CompletionChoice, CompletionRequest
 from ullage.protocol.generation import FinishReason, Usage
@@ -25,7 +26,9 @@ async def create_completion(service: Service, request: Request) -> Response:
     service.check_model(fields.model)
     num_requests = len(fields.prompt) * fields.num_choices
     service.check_num_choices(num_requests, "n" if len(fields.prompt) == 1 else "prompt")
-    service.engine.check_room(num_requests=num_requests, num_prompt_tokens=num_requests)
+    service.engine.check_room(
+        tenant=tenant_of(request.scope), num_requests=num_requests, num_prompt_tokens=num_requests
+    )
     prompts = await service.off_loop(tokenize_prompts, service, fields)
     asked = Asked(fields, prompts, DEFAULT_MAX_TOKENS, ignored, await service.constraint(fields.asked_constraint()))
     return await answer(service, request, asked, CompletionWriter(service, fields, prompts))

@@ -13,7 +13,8 @@ from contextlib import nullcontext
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ullage.base.errors import QueueFullError, ServerStoppingError
+from ullage.access.tenant import SCOPE_NAME
+from ullage.base.errors import EngineError, RequestError
 from ullage.protocol.errors import ErrorReply, error_reply
 from ullage.protocol.json_text import encode_json
 from ullage.service.disconnect import ClientLeftError
@@ -45,12 +46,16 @@ class Door:
             await send(message)
 
         try:
+            if self._service.gate is not None:
+                scope[SCOPE_NAME] = await self._service.gate.enter(scope["path"], scope["headers"])
             # Around the whole answer, streams included. GET makes no work, and health must be told at any time.
             with self._service.admission() if scope["method"] == "POST" else nullcontext():
                 await self._app(scope, receive, send_with_id)
         except ClientLeftError:
             logger.debug("request %s: the client left", request_id)
-        except (QueueFullError, ServerStoppingError) as error:  # not admitted; what the app raises it answers itself
+        except (RequestError, EngineError) as error:  # not let in or not admitted: the app answers its own errors
+            if started:
+                raise
             await _send_reply(send_with_id, error_reply(error))
         except Exception as error:  # the HTTP door: whatever goes wrong, the client gets an answer and we get a trace
             logger.exception("request %s failed", request_id)

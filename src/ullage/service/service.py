@@ -6,8 +6,11 @@ import asyncio
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TypeVar
 
+from ullage.access.gate import Gate
+from ullage.access.keys import KeyStore
 from ullage.base.errors import InvalidRequestError, ModelNotFoundError, QueueFullError, ServerStoppingError
 from ullage.engine.client import EngineClient
 from ullage.engine.constraint import Constraint
@@ -39,6 +42,7 @@ class Service:
         self.grammars = GrammarCompiler.of_bytes()
         """Checks constraints; the engine compiles them for its own vocabulary."""
         self.body_room = BodyRoom(config.max_held_body_bytes)
+        self.gate = None if config.api_keys_file is None else Gate(KeyStore(Path(config.api_keys_file)))
         self._num_active = 0
         self._cut_off: asyncio.Future[None] | None = None
         self._threads = ThreadPoolExecutor(config.tokenizer_threads, thread_name_prefix="tokenizer")
@@ -52,6 +56,8 @@ class Service:
         self.stopping = True
         await self.engine.stop()
         self._threads.shutdown(wait=False, cancel_futures=True)
+        if self.gate is not None:
+            self.gate.close()
 
     async def off_loop(self, function: Callable[..., Result], *args: object) -> Result:
         """Runs slow, plain code (tokenizing, templates) on a thread, so that streams go on meanwhile."""

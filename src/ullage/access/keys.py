@@ -1,0 +1,130 @@
+"""API keys: what one is, how its secret is checked, and the SQLite file that holds them.
+
+A key reads ``ullage-ID-SECRET``. The id finds the row; the secret is 256 random bits, of which only the SHA-256 is
+stored. A plain hash is enough: slow hashes protect secrets that people choose, and nobody can guess 256 random bits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import re
+import secrets
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from ullage.base.errors import AuthenticationError, ConfigError
+
+ROUTE_GROUPS = ("inference", "observe", "admin")
+KEY_PATTERN = re.compile(r"ullage-([0-9a-f]{16})-([0-9a-f]{64})")
+BUSY_TIMEOUT_SECONDS = 5.0
+NO_DIGEST = bytes(32)
+"""Compared with when the id is unknown, so that an unknown key costs the same work as a wrong one."""
+REFUSAL = "the API key is missing, malformed, wrong, expired or revoked"
+"""One text for every case: it tells neither which ids exist nor what was sent."""
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS api_keys (
+    id TEXT PRIMARY KEY, digest BLOB NOT NULL, tenant TEXT NOT NULL, name TEXT NOT NULL, route_groups TEXT NOT NULL,
+    created_at REAL NOT NULL, expires_at REAL, revoked_at REAL
+) STRICT
+"""
+COLUMNS = "id, tenant, name, route_groups, created_at, expires_at, revoked_at"
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """What is known of a key; its secret isn't. Times are seconds since 1970."""
+
+    id: str
+    tenant: str
+    name: str
+    route_groups: tuple[str, ...]
+    created_at: float
+    expires_at: float | None
+    revoked_at: float | None
+
+    def is_valid(self, now: float) -> bool:
+        return self.revoked_at is None and (self.expires_at is None or now < self.expires_at)
+
+
+class KeyStore:
+    """The file of keys. Each call opens it anew, so several processes and threads may use one; calls may block."""
+
+    def __init__(self, path: Path) -> None:
+        """:raises ConfigError: the file can't be made or read"""
+        self._path = path
+        try:
+            os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+            path.chmod(0o600)
+            with self._database() as database:
+                database.execute("PRAGMA journal_mode=WAL")
+                database.execute(SCHEMA)
+        except (OSError, sqlite3.Error) as error:
+            raise ConfigError(f"can't use {path} as the file of API keys: {error}") from error
+
+    @contextmanager
+    def _database(self) -> Iterator[sqlite3.Connection]:
+        with closing(sqlite3.connect(self._path, timeout=BUSY_TIMEOUT_SECONDS)) as database, database:
+            yield database
+
+    def create(
+        self, tenant: str, name: str, route_groups: tuple[str, ...], expires_at: float | None = None
+    ) -> tuple[ApiKey, str]:
+        """The new key and its text, which can't be had again.
+
+        :raises ConfigError: no tenant, or an unknown route group
+        """
+        if not tenant or not route_groups or not set(route_groups) <= set(ROUTE_GROUPS):
+            raise ConfigError("a key needs a tenant and route groups", hint=f"groups are {', '.join(ROUTE_GROUPS)}")
+        key = ApiKey(secrets.token_hex(8), tenant, name, route_groups, time.time(), expires_at, None)
+        secret = secrets.token_hex(32)
+        row = (key.id, _digest(secret), tenant, name, ",".join(route_groups), key.created_at, expires_at)
+        with self._database() as database:
+            database.execute("INSERT INTO api_keys VALUES (?, ?, ?, ?, ?, ?, ?, NULL)", row)
+        return key, f"ullage-{key.id}-{secret}"
+
+    def list(self) -> list[ApiKey]:
+        """All keys, the oldest first."""
+        with self._database() as database:
+            rows = database.execute(f"SELECT {COLUMNS} FROM api_keys ORDER BY created_at").fetchall()
+        return [_key(row) for row in rows]
+
+    def revoke(self, key_id: str) -> None:
+        """:raises ConfigError: there is no such key"""
+        statement = "UPDATE api_keys SET revoked_at = coalesce(revoked_at, ?) WHERE id = ?"
+        with self._database() as database:
+            if database.execute(statement, (time.time(), key_id)).rowcount == 0:
+                raise ConfigError("there is no API key of that id", hint="see: ullage keys list")
+
+    def check(self, text: str) -> ApiKey:
+        """The key of this text.
+
+        :raises AuthenticationError: it isn't a valid key
+        """
+        match = KEY_PATTERN.fullmatch(text)
+        key_id, secret = match.groups() if match else ("", "")
+        with self._database() as database:
+            row = database.execute(
+                f"SELECT digest, {COLUMNS} FROM api_keys WHERE id = ?",
+                (key_id,),
+            ).fetchone()
+        is_right = hmac.compare_digest(_digest(secret), row[0] if row else NO_DIGEST)
+        key = _key(row[1:]) if row else None
+        if not is_right or key is None or not key.is_valid(time.time()):
+            raise AuthenticationError(REFUSAL)
+        return key
+
+
+def _digest(secret: str) -> bytes:
+    return hashlib.sha256(secret.encode()).digest()
+
+
+def _key(row: tuple[str, str, str, str, float, float | None, float | None]) -> ApiKey:
+    key_id, tenant, name, groups, created_at, expires_at, revoked_at = row
+    return ApiKey(key_id, tenant, name, tuple(groups.split(",")), created_at, expires_at, revoked_at)
