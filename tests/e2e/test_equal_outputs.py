@@ -93,8 +93,8 @@ def test_any_prefill_chunk_equals_the_whole(
 
 
 def test_forced_preemption_equals_none(model_path: Callable[[str], Path], alone: list[Completion]) -> None:
-    # 16 blocks of 16 tokens for four requests of 60 to 150 tokens and 40 more. Outputs were short so far, so all are let
-    # in, and some must give way.
+    # 16 blocks of 16 tokens for four requests of 60 to 150 tokens and 40 more. Outputs were short so far, so all are
+    # let in, and some must give way.
     first_tokens = tuple(completion.token_ids[0] for completion in alone)
     short = replace(GREEDY, stop_token_ids=first_tokens)
     with smollm2(model_path, kv_memory=16 * 16 * 23040, block_size=16, enable_prefix_caching=False) as llm:

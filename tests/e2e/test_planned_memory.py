@@ -65,6 +65,7 @@ def test_resident_memory_is_what_the_plan_says(model_path: Callable[[str], Path]
     for account in ("weights", "workspace", "logits"):
         (said,) = (entry["bytes"] for entry in plan["accounts"] if entry["name"] == account)
         assert loaded["accounts"][account] == {"planned_bytes": said, "allocated_bytes": said}
+    about = pytest.approx(plan["total_bytes_per_rank"], rel=TOLERATED[kv_memory])
     for ledger in (loaded, worked):
         assert ledger["measured"]["resident_bytes"] == pytest.approx(
             plan["total_bytes_per_rank"], rel=TOLERATED[kv_memory]
