@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
+from tests.engine_requests import collect, request, tokens_of, until
 from tests.fake_engine import expected_tokens, make_core
 from tests.scripted_engine import ByteTokenizer
 
 from ullage.base.errors import ContextLengthError, DeadlineError, EngineError, KVCapacityError, QueueFullError
 from ullage.engine import embedded
-from ullage.engine.client import GenerationOutput, GenerationRequest, OutputStream
+from ullage.engine.client import GenerationRequest, OutputStream
 from ullage.engine.core import EngineCore
 from ullage.engine.embedded import EmbeddedEngine
 from ullage.engine.fake_runner import FakeRunner
@@ -61,23 +62,6 @@ async def running(core: EngineCore) -> AsyncIterator[EmbeddedEngine]:
         await engine.stop()
     assert not engine._thread.is_alive()
     assert core.runner.closed
-
-
-def request(prompt: list[int], max_tokens: int = 10, **sampling: object) -> GenerationRequest:
-    return GenerationRequest(tuple(prompt), SamplingParams(max_tokens=max_tokens, **sampling))
-
-
-async def collect(stream: OutputStream) -> list[GenerationOutput]:
-    return [output async for output in stream]
-
-
-def tokens_of(outputs: list[GenerationOutput]) -> list[int]:
-    return [token_id for output in outputs for token_id in output.token_ids]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():
-        await asyncio.sleep(0.001)
 
 
 def is_idle(engine: EmbeddedEngine) -> bool:

@@ -11,11 +11,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from tests.engine_requests import collect, request, tokens_of, until
 from tests.fake_engine import expected_tokens, make_core
 from tests.fake_engine_process import EXIT_TOKEN, HANG_TOKEN, RAISE_TOKEN, SLOW_TOKEN, SPIN_TOKEN
 from tests.scripted_engine import ByteTokenizer, scripted_model
@@ -29,9 +30,7 @@ from ullage.base.errors import (
     QueueFullError,
 )
 from ullage.engine.build import EngineOptions
-from ullage.engine.client import GenerationOutput, GenerationRequest, OutputStream
 from ullage.engine.process import EngineProcess, Supervision
-from ullage.engine.sampling_params import SamplingParams
 from ullage.engine.wire import Opening
 from ullage.service import health
 from ullage.service.config import ServiceConfig
@@ -91,23 +90,6 @@ async def running(tmp_path: Path, name: str = "serve") -> AsyncIterator[EnginePr
             yield engine
     finally:
         await engine.stop()
-
-
-def request(prompt: list[int], max_tokens: int = 10, **sampling: object) -> GenerationRequest:
-    return GenerationRequest(tuple(prompt), SamplingParams(max_tokens=max_tokens, **sampling))
-
-
-async def collect(stream: OutputStream) -> list[GenerationOutput]:
-    return [output async for output in stream]
-
-
-def tokens_of(outputs: list[GenerationOutput]) -> list[int]:
-    return [token_id for output in outputs for token_id in output.token_ids]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():
-        await asyncio.sleep(0.002)
 
 
 def is_idle(engine: EngineProcess) -> bool:

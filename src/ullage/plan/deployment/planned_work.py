@@ -13,7 +13,6 @@ from ullage.plan.deployment.planned_model import PlannedModel
 from ullage.plan.deployment.roofline import Roofline, roofline_of
 from ullage.plan.deployment.sizing import MANY_REQUESTS, Sizing
 from ullage.plan.deployment.workload import (
-    RequestLength,
     RunningDemand,
     Workload,
     requests_at_once,
@@ -57,12 +56,19 @@ def work_of(model: PlannedModel, sizing: Sizing, options: PlanOptions, cards: Ca
     if not served:
         raise ConfigError(f"no request of the workload fits into max_model_len {context}", hint="raise it")
     demand = running_demand(served, lambda tokens: sizing.demand(1, tokens))
-    system = _System(served, demand, roofline_of(model, sizing, options, cards), options.data_parallel)
+    refused = workload.share_beyond(context)
+    system = _System(
+        sum(length.share * length.prompt_tokens for length in served) / (1 - refused),
+        sum(length.share * length.output_tokens for length in served) / (1 - refused),
+        demand,
+        roofline_of(model, sizing, options, cards),
+        options.data_parallel,
+    )
     rate = workload.arrivals_per_second
     reasons: tuple[str, ...] = ()
     concurrency = options.concurrency
     if rate is not None:
-        rate *= 1 - workload.share_beyond(context)
+        rate *= 1 - refused
         if system.roofline is None:
             raise ConfigError("arrivals need a device of known speed", hint="name one of the catalogue with --device")
         running = requests_at_once(
@@ -76,7 +82,7 @@ def work_of(model: PlannedModel, sizing: Sizing, options: PlanOptions, cards: Ca
     seconds = None if system.roofline is None or reasons else system.seconds(per_copy, rate or 0.0)
     needed = max(sizing.demand(1, context), demand.bytes_99(per_copy))
     needed = min(needed, sizing.demand(per_copy, context))
-    return PlannedWork(workload, context, workload.share_beyond(context), concurrency, demand, needed, seconds, reasons)
+    return PlannedWork(workload, context, refused, concurrency, demand, needed, seconds, reasons)
 
 
 def _workload(options: PlanOptions) -> Workload | None:
@@ -92,7 +98,9 @@ def _workload(options: PlanOptions) -> Workload | None:
 
 @dataclass(frozen=True, slots=True)
 class _System:
-    served: tuple[RequestLength, ...]
+    prompt_tokens: float
+    """Of the requests that are served, on average; so are the output's."""
+    output_tokens: float
     demand: RunningDemand
     roofline: Roofline | None
     copies: int
@@ -103,10 +111,7 @@ class _System:
         W = prompt + output x step + arrivals x W x prompt, solved for W; infinite where prompts alone fill the time.
         """
         assert self.roofline is not None
-        share = sum(length.share for length in self.served)
-        prompt_tokens = sum(length.share * length.prompt_tokens for length in self.served) / share
-        output_tokens = sum(length.share * length.output_tokens for length in self.served) / share
-        prompt = self.roofline.prompt_seconds(prompt_tokens, 1, *self.roofline.likely)
+        prompt = self.roofline.prompt_seconds(self.prompt_tokens, 1, *self.roofline.likely)
         step = self.roofline.step_seconds(running, running * self.demand.mean_bytes, *self.roofline.likely)
         free = 1 - arrivals_per_second / self.copies * prompt
-        return (prompt + output_tokens * step) / free if free > 0 else math.inf
+        return (prompt + self.output_tokens * step) / free if free > 0 else math.inf

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
+from typing import TextIO
 
 from ullage.base.errors import ConfigError
 from ullage.plan.deployment.workload import LONGEST, RequestLength, Workload, rounded_up
@@ -83,10 +84,9 @@ def _rows(path: Path) -> Iterator[Row]:
         raise ConfigError(f"{path}: can't be read: {error.strerror}") from None
 
 
-def _lines(path: Path, file: object) -> Iterator[tuple[int, str]]:
-    readline = file.readline  # type: ignore[attr-defined]
+def _lines(path: Path, file: TextIO) -> Iterator[tuple[int, str]]:
     number = 0
-    while line := readline(MAX_LINE_CHARS + 1):
+    while line := file.readline(MAX_LINE_CHARS + 1):
         number += 1
         if len(line) > MAX_LINE_CHARS:
             raise ConfigError(f"{path}, line {number}: longer than {MAX_LINE_CHARS:,} characters")

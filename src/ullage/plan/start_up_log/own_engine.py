@@ -6,15 +6,15 @@ from collections.abc import Mapping
 
 from ullage.base.errors import ConfigError
 from ullage.kernels.layout import KV_TYPES
-from ullage.models.layer_groups import layer_groups
 from ullage.models.spec import ModelSpec
-from ullage.plan.block_demand import BlockDemand
 from ullage.plan.deployment.own_engine import runtime_bytes
 from ullage.plan.deployment.planned_model import PlannedModel
-from ullage.plan.memory import PlanRequest, planned_memory
+from ullage.plan.memory import PlanRequest, make_plan
 from ullage.plan.start_up_log.comparison import TOLERATED, Comparison
 from ullage.plan.start_up_log.reader import OWN_INPUTS, StartUpLog
 
+ANY_BYTES = 1 << 60
+"""Whether the plan fits is not asked here."""
 CAUSES: Mapping[str, str] = {
     "weights": "matrices were rounded to another type (weight_type), or the file is another one",
     "kv_pool": "another release lays keys and values out differently",
@@ -58,16 +58,10 @@ def _planned(spec: ModelSpec, stored_types: Mapping[str, str], log: StartUpLog) 
         kv_memory_bytes=int(log.actual["kv_pool"]),
         **sizes,
     )
-    block_bytes = planned_memory(spec, stored_types, request, 1)["kv_pool"]
-    num_blocks = int(log.actual["kv_pool"]) // block_bytes
-    windows = tuple(group.window for group in layer_groups(spec))
-    demand = BlockDemand(request.block_size, windows, request.max_num_batched_tokens)
-    return {
-        **planned_memory(spec, stored_types, request, num_blocks),
-        "runtime": runtime_bytes(spec.vocab_size),
-        "num_blocks": num_blocks,
-        "capacity_tokens": num_blocks // demand.num_groups * demand.block_size,
-    }
+    plan = make_plan(
+        spec, stored_types, request, available_bytes=ANY_BYTES, runtime_bytes=runtime_bytes(spec.vocab_size)
+    )
+    return {**plan.planned_bytes(), "num_blocks": plan.num_blocks, "capacity_tokens": plan.capacity_tokens}
 
 
 def _cause(name: str, planned: float, actual: float) -> str:
