@@ -117,6 +117,8 @@ def _print_comparison(model: str | None, path: Path, options: PlanOptions, outpu
     name = model or log.model
     if name is None:
         raise ConfigError(f"{path} doesn't name the model", hint="name it: ullage plan MODEL --against LOGFILE")
+    if options.engine is not None and options.engine != log.engine:
+        raise ConfigError(f"{path} is a log of {log.engine}, not of {options.engine}", hint="leave --engine out")
     if options.engine_version is not None:
         log = replace(log, version=options.engine_version)
     planned = load_model(name)

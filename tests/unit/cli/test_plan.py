@@ -198,3 +198,10 @@ def test_a_model_that_is_a_pipe_is_refused_without_waiting(capsys, tmp_path):
     os.mkfifo(path)
     assert cli.run(["plan", str(path), "--memory", "24GiB"]) == 2
     assert "neither a file nor a folder" in capsys.readouterr().err
+
+
+def test_a_log_of_another_engine_than_the_one_named_is_refused(capsys, tmp_path):
+    log = tmp_path / "log"
+    log.write_text("INFO GPU KV cache size: 31,232 tokens\n")
+    assert cli.run(["plan", LLAMA, "--against", str(log), "--engine", "llamacpp"]) == 2
+    assert "a log of vllm, not of llamacpp" in capsys.readouterr().err
