@@ -141,9 +141,9 @@ async def test_a_full_queue_is_tried_again_after_the_time_it_named(engine):
     ):
         original = engine.submit
 
-        def submit(request):
+        def submit(request, on_end):
             try:
-                return original(request)
+                return original(request, on_end)
             finally:
                 engine.refusals.clear()
 
