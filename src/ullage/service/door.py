@@ -13,7 +13,7 @@ from contextlib import nullcontext
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ullage.access.tenant import SCOPE_NAME
+from ullage.access.tenant import SCOPE_NAME, tenant_of
 from ullage.base.errors import EngineError, RequestError
 from ullage.protocol.errors import ErrorReply, error_reply
 from ullage.protocol.json_text import encode_json
@@ -22,6 +22,7 @@ from ullage.service.service import Service
 
 REQUEST_ID_HEADER = "x-request-id"
 MAX_REQUEST_ID_BYTES = 128
+GENERATION_PATHS = ("/v1/chat/completions", "/v1/completions")
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +51,7 @@ class Door:
                 scope[SCOPE_NAME] = await self._service.gate.enter(scope["path"], scope["headers"])
             # Around the whole answer, streams included. GET makes no work, and health must be told at any time.
             with self._service.admission() if scope["method"] == "POST" else nullcontext():
+                await self._check_allowance(scope)
                 await self._app(scope, receive, send_with_id)
         except ClientLeftError:
             logger.debug("request %s: the client left", request_id)
@@ -62,6 +64,11 @@ class Door:
             if started:
                 raise  # half an answer is out: the server cuts the connection
             await _send_reply(send_with_id, error_reply(error))
+
+    async def _check_allowance(self, scope: Scope) -> None:
+        """Before the body is read: a tenant that has used everything up costs no work."""
+        if self._service.allowances is not None and scope["path"] in GENERATION_PATHS:
+            await self._service.allowances.check(tenant_of(scope))
 
 
 def _request_id(scope: Scope) -> str:

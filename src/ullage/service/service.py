@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
+from ullage.access.allowances import open_allowances
 from ullage.access.config import AccessConfig
 from ullage.access.gate import Gate
 from ullage.access.keys import KeyStore
@@ -47,6 +48,7 @@ class Service:
         self.body_room = BodyRoom(config.max_held_body_bytes)
         access = access or AccessConfig()
         self.gate = None if access.api_keys_file is None else Gate(KeyStore(Path(access.api_keys_file)))
+        self.allowances = open_allowances(access)
         self._num_active = 0
         self._cut_off: asyncio.Future[None] | None = None
         self._threads = ThreadPoolExecutor(config.tokenizer_threads, thread_name_prefix="tokenizer")
@@ -62,6 +64,8 @@ class Service:
         self._threads.shutdown(wait=False, cancel_futures=True)
         if self.gate is not None:
             self.gate.close()
+        if self.allowances is not None:
+            await asyncio.to_thread(self.allowances.close)
 
     async def off_loop(self, function: Callable[..., Result], *args: object) -> Result:
         """Runs slow, plain code (tokenizing, templates) on a thread, so that streams go on meanwhile."""
