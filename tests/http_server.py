@@ -15,6 +15,7 @@ from tests.scripted_engine import scripted_model
 from ullage.engine.client import EngineClient
 from ullage.service.app import create_app
 from ullage.service.config import ServiceConfig
+from ullage.service.known_answer import KnownQuestion
 from ullage.service.served_model import ServedModel
 from ullage.service.server import Server, address_of, bind
 
@@ -42,12 +43,16 @@ class RunningServer:
 
 @asynccontextmanager
 async def running_server(
-    engine: EngineClient, model: ServedModel | None = None, config: ServiceConfig | None = None
+    engine: EngineClient,
+    model: ServedModel | None = None,
+    config: ServiceConfig | None = None,
+    question: KnownQuestion | None = None,
 ) -> AsyncIterator[RunningServer]:
     config = config or ServiceConfig(port=0, drain_seconds=1.0)
     ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     with bind(config) as bound:
-        server = Server(create_app(engine, model or scripted_model(), config), config, ready.set_result)
+        app = create_app(engine, model or scripted_model(), config, question)
+        server = Server(app, config, ready.set_result)
         running = RunningServer(address_of(bound), server, asyncio.create_task(server.serve(sockets=[bound])))
         try:
             assert await ready == running.url

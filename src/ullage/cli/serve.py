@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from ullage.base.errors import UllageError
 from ullage.cli.settings import SERVE
 from ullage.cli.settings_flags import SettingsCommand, load_all
 
@@ -46,9 +50,11 @@ def run_server(model: str, model_options: ModelOptions, engine_options: EngineOp
 
     from ullage.engine.build import build_engine
     from ullage.engine.launch import launch_engine
-    from ullage.models.store import find_model
+    from ullage.models.store import find_model, store_root
+    from ullage.models.weights_digest import weights_digest
     from ullage.service import server
     from ullage.service.app import create_app
+    from ullage.service.known_answer import KnownQuestion, PinnedAnswer
     from ullage.service.served_model import ServedModel
 
     console = Console()
@@ -57,6 +63,7 @@ def run_server(model: str, model_options: ModelOptions, engine_options: EngineOp
     build = launch_engine if config.engine_process else build_engine
     bound = server.bind(config)
     with bound:
+        digest = _in_background(weights_digest, path)  # beside the loading: it reads the same files
         started = time.monotonic()
         if console.is_terminal:
             with console.status(f"loading {model}"):
@@ -65,8 +72,24 @@ def run_server(model: str, model_options: ModelOptions, engine_options: EngineOp
             built = build(path, engine_options)
         _introduce(console, names[0], path, built, time.monotonic() - started)
         served = ServedModel(names, int(time.time()), built.tokenizer, built.chat_template)
-        app = create_app(built.engine, served, config)
+        pinned = PinnedAnswer(store_root().parent / "known-answers", digest.result, built.runner_name)
+        question = KnownQuestion.of(built.tokenizer, built.engine.max_request_tokens, pinned)
+        app = create_app(built.engine, served, config, question)
         return server.serve(app, config, bound=bound, on_ready=lambda address: _say_ready(console, address))
+
+
+def _in_background(function: Callable[[Path], str], path: Path) -> Future[str]:
+    """On a thread that holds nobody up who wants to end the process."""
+    result: Future[str] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(function(path))
+        except UllageError as error:
+            result.set_exception(error)
+
+    threading.Thread(target=run, name="weights-digest", daemon=True).start()
+    return result
 
 
 def _introduce(console: Console, name: str, path: Path, built: BuiltEngine, load_seconds: float) -> None:

@@ -17,13 +17,13 @@ import sys
 import tempfile
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import zmq
 
 from ullage.base.errors import EngineError
 from ullage.engine import wire
+from ullage.engine.cpu_use import CpuUse
 from ullage.engine.wire import EngineFailed, EngineReady
 
 logger = logging.getLogger(__name__)
@@ -35,7 +35,6 @@ EXIT_SECONDS = 1.0
 """From the end of its output to its own."""
 MAX_ADDRESS_BYTES = 100
 """The system's limit for the address of a local socket is 108 bytes."""
-_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
 class ChildProcess:
@@ -56,12 +55,12 @@ class ChildProcess:
         self._log_rest = b""
         self._ended = False
         self._destroying = threading.Lock()
-        self._cpu_seconds = 0.0
         try:
             self._process = self._start(module)
         except BaseException:
             self._close_socket()
             raise
+        self._cpu_use = CpuUse(str(self.pid))
         assert self._process.stdout is not None
         self.log_fd = self._process.stdout.fileno()
         os.set_blocking(self.log_fd, False)
@@ -135,13 +134,7 @@ class ChildProcess:
 
     def is_working(self) -> bool:
         """Whether it ran, or would have if it had got a core, since the last time this was asked."""
-        try:
-            fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            return False
-        cpu_seconds = (int(fields[11]) + int(fields[12])) / _TICKS_PER_SECOND  # in user and in kernel mode
-        worked, self._cpu_seconds = cpu_seconds > self._cpu_seconds, cpu_seconds
-        return worked or fields[0] in "RD"
+        return self._cpu_use.is_working()
 
     def wait_until_ready(self, quiet_seconds: float) -> EngineReady:
         """Blocks until it has loaded. May be called on any thread, as long as it's one at a time.

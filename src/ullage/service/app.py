@@ -21,6 +21,7 @@ from ullage.service.chat import create_chat_completion
 from ullage.service.completions import create_completion
 from ullage.service.config import ServiceConfig
 from ullage.service.door import Door
+from ullage.service.known_answer import KnownQuestion
 from ullage.service.metrics import CONTENT_TYPE
 from ullage.service.served_model import ServedModel
 from ullage.service.service import Service
@@ -28,9 +29,14 @@ from ullage.service.service import Service
 logger = logging.getLogger(__name__)
 
 
-def create_app(engine: EngineClient, model: ServedModel, config: ServiceConfig) -> FastAPI:
-    """The app. Its lifespan starts and stops the engine; ``app.state.service`` is what the routes share."""
-    service = Service(engine, model, config)
+def create_app(
+    engine: EngineClient, model: ServedModel, config: ServiceConfig, question: KnownQuestion | None = None
+) -> FastAPI:
+    """The app. Its lifespan starts and stops the engine; ``app.state.service`` is what the routes share.
+
+    :param question: by whose answer readiness is proved; None: by the engine's own word
+    """
+    service = Service(engine, model, config, question)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

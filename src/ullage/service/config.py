@@ -44,7 +44,18 @@ class ServiceConfig:
         10.0, "A silent stream sends a comment this often, in seconds, to stay open.", at_least=0.1
     )
     stall_seconds: float = setting(
-        60.0, "Not live when requests run and no step ended for this many seconds.", at_least=1
+        10.0,
+        "Not live when requests run and the engine neither ended a step nor used a core for this many seconds.",
+        at_least=1,
+    )
+    probe_interval_seconds: float = setting(
+        15.0,
+        "How often an idle engine is asked a short question with a known answer, in seconds; not ready when it answers "
+        "something else, or not at all. 0: never.",
+        at_least=0,
+    )
+    probe_timeout_seconds: float = setting(
+        8.0, "How long the answer to that question may take on an idle engine, in seconds.", at_least=0.1
     )
     drain_seconds: float = setting(
         30.0, "How long running requests may go on after a stop signal, in seconds.", at_least=0

@@ -19,7 +19,9 @@ from ullage.protocol.structured_output import AskedConstraint
 from ullage.service.body_room import BodyRoom
 from ullage.service.config import ServiceConfig
 from ullage.service.constraints import checked_constraint
+from ullage.service.known_answer import KnownQuestion
 from ullage.service.metrics import Metrics
+from ullage.service.probe import Prober
 from ullage.service.served_model import ServedModel
 from ullage.service.text_limit import TextLimit
 
@@ -31,11 +33,14 @@ BUSY_RETRY_SECONDS = 1.0
 class Service:
     """One engine's service. Lives on one event loop."""
 
-    def __init__(self, engine: EngineClient, model: ServedModel, config: ServiceConfig) -> None:
+    def __init__(
+        self, engine: EngineClient, model: ServedModel, config: ServiceConfig, question: KnownQuestion | None = None
+    ) -> None:
         self.engine = engine
         self.model = model
         self.config = config
         self.metrics = Metrics(engine)
+        self.prober = _prober(engine, question, config)
         self.started = False
         self.stopping = False
         self.text_limit = TextLimit(model.tokenizer, engine.max_model_len)
@@ -49,11 +54,15 @@ class Service:
 
     async def start(self) -> None:
         await self.engine.start()
+        if self.prober is not None:
+            await self.prober.start()
         self.started = True
 
     async def stop(self) -> None:
         """Ends what still runs. Idempotent."""
         self.stopping = True
+        if self.prober is not None:
+            await self.prober.stop()
         await self.engine.stop()
         self._threads.shutdown(wait=False, cancel_futures=True)
         if self.gate is not None:
@@ -109,3 +118,14 @@ class Service:
         if num_choices > self.engine.max_requests:
             message = f"{num_choices} choices at once, but this server takes at most {self.engine.max_requests}"
             raise InvalidRequestError(message, param=param)
+
+
+def _prober(engine: EngineClient, question: KnownQuestion | None, config: ServiceConfig) -> Prober | None:
+    if question is None or config.probe_interval_seconds == 0:
+        return None
+    return Prober(
+        engine,
+        question,
+        interval_seconds=config.probe_interval_seconds,
+        limit_seconds=config.probe_timeout_seconds,
+    )
