@@ -1,4 +1,4 @@
-"""The real model is asked the question whose answer is known: learned, pinned, found again, and missed when it differs."""
+"""The real model is asked the question whose answer is known: learned, pinned, found again, missed when it differs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def readiness(path: Path, pins: Path) -> tuple[int, dict[str, object], str
     question = KnownQuestion.of(built.tokenizer, built.engine.max_request_tokens, pinned)
     model = ServedModel(("smollm2",), 0, built.tokenizer, built.chat_template)
     async with (
-        running_server(built.engine, model, CONFIG, question) as server,
+        running_server(built.engine, model, CONFIG, question=question) as server,
         httpx.AsyncClient(base_url=server.url) as client,
     ):
         answer = await client.get("/health/ready")

@@ -19,6 +19,7 @@ from ullage.cli.settings_flags import SettingsCommand, load_all
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from ullage.access.config import AccessConfig
     from ullage.cli.settings import ModelOptions
     from ullage.engine.build import BuiltEngine, EngineOptions
     from ullage.service.config import ServiceConfig
@@ -39,12 +40,18 @@ def serve(model: str, config_path: Path | None, **flags: object) -> int:
     MODEL is a name in the store, a GGUF file or a folder. Every flag is also a line of the --config file and an
     environment variable: --max-model-len is max_model_len and ULLAGE_MAX_MODEL_LEN.
     """
-    model_options, engine_options, config = load_all(SERVE, flags, config_path)
+    model_options, engine_options, config, access = load_all(SERVE, flags, config_path)
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.WARNING)
-    return run_server(model, model_options, engine_options, config)
+    return run_server(model, model_options, engine_options, config, access)
 
 
-def run_server(model: str, model_options: ModelOptions, engine_options: EngineOptions, config: ServiceConfig) -> int:
+def run_server(
+    model: str,
+    model_options: ModelOptions,
+    engine_options: EngineOptions,
+    config: ServiceConfig,
+    access: AccessConfig,
+) -> int:
     """Takes the port, builds the engine, says what it is, serves until told to stop; returns the exit code."""
     from rich.console import Console
 
@@ -74,7 +81,7 @@ def run_server(model: str, model_options: ModelOptions, engine_options: EngineOp
         served = ServedModel(names, int(time.time()), built.tokenizer, built.chat_template)
         pinned = PinnedAnswer(store_root().parent / "known-answers", digest.result, built.runner_name)
         question = KnownQuestion.of(built.tokenizer, built.engine.max_request_tokens, pinned)
-        app = create_app(built.engine, served, config, question)
+        app = create_app(built.engine, served, config, access, question)
         return server.serve(app, config, bound=bound, on_ready=lambda address: _say_ready(console, address))
 
 

@@ -26,11 +26,11 @@ class Mailbox:
     ) -> None:
         self.key = key
         """What the engine calls the request; never used again."""
+        self.on_end = on_end
         self.ticket = ticket
         self.arrived_at = arrived_at
         self.started_at: float | None = None
         """When the engine told that it had left the queue."""
-        self.on_end = on_end
         self.latest = nothing_yet(request)
         """For its counts."""
         self.left = False
@@ -113,8 +113,8 @@ class AcceptedRequests:
         self._admission = Admission(config, limits, before)
 
     def accept(self, request: GenerationRequest, num_free_blocks: int, on_end: OnEnd | None = None) -> Mailbox:
-        """
-        :param num_free_blocks: as last told by the engine; for the answer of one that is refused
+        """:param num_free_blocks: as last told by the engine; for the answer of one that is refused
+
         :raises RequestError: can never be served, or can't now; nothing was accepted
         """
         assert self._admission is not None
@@ -170,8 +170,8 @@ class AcceptedRequests:
         now = self._clock()
         if last.times is None:  # the core never saw it, or is no more
             last = replace(last, times=RequestTimes(mailbox.arrived_at, mailbox.started_at, None, now))
-        mailbox.put(last)
         del self._mailboxes[mailbox.key]
         self._admission.ended(mailbox.ticket, now)
+        mailbox.put(last)
         if mailbox.on_end is not None:
             mailbox.on_end(last)

@@ -137,8 +137,8 @@ class EngineFigures:
 
 
 OnEnd = Callable[[GenerationOutput], None]
-"""Told the last output of an accepted request, with its ``times``, on the event loop: once, whether or not anybody
-reads it."""
+"""Told the last output of a request on the event loop, exactly once, whether or not its reader is still there.
+It has its ``times``."""
 
 
 class OutputStream(Protocol):

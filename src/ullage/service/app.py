@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ullage.access.config import AccessConfig
 from ullage.base.errors import InvalidRequestError, MethodNotAllowedError, UllageError, UnknownPathError
 from ullage.engine.client import EngineClient
 from ullage.protocol.errors import error_reply
@@ -30,13 +31,17 @@ logger = logging.getLogger(__name__)
 
 
 def create_app(
-    engine: EngineClient, model: ServedModel, config: ServiceConfig, question: KnownQuestion | None = None
+    engine: EngineClient,
+    model: ServedModel,
+    config: ServiceConfig,
+    access: AccessConfig | None = None,
+    question: KnownQuestion | None = None,
 ) -> FastAPI:
     """The app. Its lifespan starts and stops the engine; ``app.state.service`` is what the routes share.
 
     :param question: by whose answer readiness is proved; None: by the engine's own word
     """
-    service = Service(engine, model, config, question)
+    service = Service(engine, model, config, access, question)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

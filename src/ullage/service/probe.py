@@ -1,4 +1,4 @@
-"""Recent proof that the engine generates what it should: when it is idle, a question with a known answer; when it isn't,
+"""Recent proof that the engine generates what it should: for an idle one, a question with a known answer; for a busy one,
 the progress of real requests.
 
 The question is asked in the engine like any other request, so that all that a request needs is proved with it. An
