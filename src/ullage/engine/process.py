@@ -36,6 +36,7 @@ from ullage.engine.client import (
 )
 from ullage.engine.engine_loop import Abort, Stop, Submit
 from ullage.engine.output import check_request
+from ullage.engine.totals import NOTHING, add_figures, with_totals_of
 from ullage.engine.wire import EngineFailed, EngineReady, Opening, ServiceLoaded, StepReport
 from ullage.plan.ledger import LedgerSnapshot
 from ullage.plan.machine import resident_bytes, settled_bytes
@@ -102,6 +103,8 @@ class EngineProcess(EngineClient):
         """The child has ended, or said that it can't go on."""
         self._failure: UllageError | None = None
         self._heard_at = time.monotonic()
+        self._status_before, self._figures_before = NOTHING, EngineFigures()
+        """Totals of the processes before this one."""
         self._quiet_seconds = 0.0
         """Without a message and without the use of a core, as the supervision has seen it."""
 
@@ -203,7 +206,7 @@ class EngineProcess(EngineClient):
             healthy, quiet_seconds = False, 0.0
             status = replace(self._status, num_running=0, num_waiting=0, detail=self._detail)
         return replace(
-            status,
+            with_totals_of(self._status_before, status),
             healthy=healthy,
             state=self._state,
             num_restarts=self._num_restarts,
@@ -212,7 +215,7 @@ class EngineProcess(EngineClient):
         )
 
     def figures(self) -> EngineFigures:
-        return self._figures
+        return add_figures(self._figures_before, self._figures)
 
     def resident_bytes(self) -> int:
         with contextlib.suppress(OSError):
@@ -332,6 +335,8 @@ class EngineProcess(EngineClient):
         self._receive()
         self._state, self._detail = "restarting" if self._lost.is_set() else "stalled", reason
         self._accepted.end_all(EngineError(reason))
+        self._status_before, self._figures_before = self.status(), self.figures()
+        self._status, self._figures = NOTHING, EngineFigures()
         self._ledger = replace(self._ledger, kv_reserved_bytes=0, kv_used_bytes=0, kv_cached_bytes=0)
 
     async def _restart(self) -> None:

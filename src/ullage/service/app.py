@@ -13,7 +13,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ullage.access.config import AccessConfig
-from ullage.base.errors import InvalidRequestError, MethodNotAllowedError, UllageError, UnknownPathError
+from ullage.base.errors import (
+    DeadlineError,
+    EngineRestartingError,
+    InvalidRequestError,
+    MethodNotAllowedError,
+    ServerStoppingError,
+    UllageError,
+    UnknownPathError,
+)
 from ullage.engine.client import EngineClient
 from ullage.protocol.errors import error_reply
 from ullage.protocol.json_text import encode_json
@@ -24,6 +32,8 @@ from ullage.service.config import ServiceConfig
 from ullage.service.door import Door
 from ullage.service.known_answer import KnownQuestion
 from ullage.service.metrics import CONTENT_TYPE
+from ullage.service.observation import Observer
+from ullage.service.request_record import note_error
 from ullage.service.served_model import ServedModel
 from ullage.service.service import Service
 
@@ -54,6 +64,7 @@ def create_app(
     app = FastAPI(lifespan=lifespan, openapi_url=None, redirect_slashes=False)
     app.state.service = service
     app.add_middleware(Door, service=service)
+    app.add_middleware(Observer, service=service)  # the last one is the outermost
     app.add_exception_handler(UllageError, _answer_error)
     app.add_exception_handler(HTTPException, _answer_http_exception)
     _add_api_routes(app, service)
@@ -109,7 +120,8 @@ def _json(body: Mapping[str, object], status: int = 200, headers: Mapping[str, s
 
 async def _answer_error(request: Request, error: Exception) -> Response:
     reply = error_reply(error)
-    if reply.status >= 500:
+    note_error(reply)
+    if reply.status >= 500 and not isinstance(error, (DeadlineError, EngineRestartingError, ServerStoppingError)):
         logger.error("%s %s: %s", request.method, request.url.path, error)
     return _json(reply.body, reply.status, reply.headers)
 

@@ -1,5 +1,5 @@
-"""Recent proof that the engine generates what it should: for an idle one, a question with a known answer; for a busy one,
-the progress of real requests.
+"""Recent proof that the engine generates what it should: of an idle one, the answer to a question with a known answer;
+of a busy one, the progress of real requests.
 
 The question is asked in the engine like any other request, so that all that a request needs is proved with it. An
 answer counts only when nothing ran beside it: a busy engine proves itself, and is never called slow for being busy.
