@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ullage.base.errors import UllageError
+from ullage.base.logs import set_up_logging
 from ullage.cli.settings import SERVE
 from ullage.cli.settings_flags import SettingsCommand, load_all
 
@@ -41,7 +41,7 @@ def serve(model: str, config_path: Path | None, **flags: object) -> int:
     environment variable: --max-model-len is max_model_len and ULLAGE_MAX_MODEL_LEN.
     """
     model_options, engine_options, config, access = load_all(SERVE, flags, config_path)
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.WARNING)
+    set_up_logging(config.log_level, config.log_format)
     return run_server(model, model_options, engine_options, config, access)
 
 

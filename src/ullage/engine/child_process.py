@@ -7,6 +7,7 @@ the system kills the child. Its output is a pipe too: what it logs comes through
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import select
@@ -30,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 MAX_MESSAGES = 1000
 """Messages that wait for the service at most; the engine pauses then."""
-MAX_LOG_LINE_BYTES = 4096
+MAX_LOG_LINE_BYTES = 1 << 16
 EXIT_SECONDS = 1.0
 """From the end of its output to its own."""
 MAX_ADDRESS_BYTES = 100
@@ -125,12 +126,25 @@ class ChildProcess:
         return not self._ended
 
     def _log(self, line: str) -> None:
-        """Lines begin with the name of their level; others are what the interpreter writes on its way down."""
-        if line:
-            level, _, text = line.partition(" ")
-            number = logging.getLevelNamesMapping().get(level)
-            logger.log(number or logging.WARNING, "engine process %d: %s", self.pid, text if number else line)
-            self._last_line = line
+        """Lines are those of ``JsonFormatter``; others are what the interpreter writes on its way down."""
+        if not line:
+            return
+        try:
+            told = json.loads(line)
+            name, level, message = (
+                told["logger"],
+                logging.getLevelNamesMapping()[told["level"].upper()],
+                told["message"],
+            )
+        except (ValueError, TypeError, KeyError):
+            name, level, message, told = logger.name, logging.WARNING, line, {}
+        self._last_line = message
+        origin = logging.getLogger(name)
+        if origin.isEnabledFor(level):
+            args = (self.pid, message)
+            record = origin.makeRecord(name, level, "", 0, "engine process %d: %s", args, None)
+            record.exc_text = told.get("traceback")
+            origin.handle(record)
 
     def is_working(self) -> bool:
         """Whether it ran, or would have if it had got a core, since the last time this was asked."""

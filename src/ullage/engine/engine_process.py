@@ -21,6 +21,7 @@ from typing import Any
 import zmq
 
 from ullage.base.errors import EngineError, UllageError
+from ullage.base.logs import set_up_logging
 from ullage.engine import wire
 from ullage.engine.build import assemble_core, check_tokenizer
 from ullage.engine.client import EngineFigures
@@ -122,7 +123,7 @@ def run(address: str, load: Load) -> int:
         signal.SIGHUP,
     ):  # whoever sends one to all processes means the service
         signal.signal(number, signal.SIG_IGN)
-    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
+    set_up_logging("debug", "json")  # what of it is said is the service's to choose
     parent = Parent(address)
 
     def service_bytes() -> int:

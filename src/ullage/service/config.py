@@ -48,6 +48,16 @@ class ServiceConfig:
         "Not live when requests run and the engine neither ended a step nor used a core for this many seconds.",
         at_least=1,
     )
+    log_level: Literal["debug", "info", "warning", "error"] = setting(
+        "info", "The least that is logged; info has a line for each request."
+    )
+    log_format: Literal["text", "json"] = setting("text", "Lines of text, or of JSON for programs.")
+    otlp_endpoint: str | None = setting(
+        None,
+        "Address to which traces of requests are sent by OTLP over HTTP, like http://127.0.0.1:4318; needs the extra "
+        "ullage[tracing].",
+        shown_default="no traces",
+    )
     probe_interval_seconds: float = setting(
         15.0,
         "How often an idle engine is asked a short question with a known answer, in seconds; not ready when it answers "
