@@ -6,13 +6,16 @@ import asyncio
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from ullage.access.config import AccessConfig
 from ullage.access.gate import Gate
 from ullage.access.keys import KeyStore
+from ullage.base.config import setting_values
 from ullage.base.errors import InvalidRequestError, ModelNotFoundError, QueueFullError, ServerStoppingError
+from ullage.base.logs import set_log_level
 from ullage.engine.client import EngineClient
 from ullage.engine.constraint import Constraint
 from ullage.engine.grammars import GrammarCompiler
@@ -23,6 +26,7 @@ from ullage.service.constraints import checked_constraint
 from ullage.service.known_answer import KnownQuestion
 from ullage.service.metrics import Metrics
 from ullage.service.probe import Prober
+from ullage.service.reload import Apply, Reloadable, Reloads, Settings
 from ullage.service.served_model import ServedModel
 from ullage.service.text_limit import TextLimit
 
@@ -54,6 +58,8 @@ class Service:
         """Checks constraints; the engine compiles them for its own vocabulary."""
         self.body_room = BodyRoom(config.max_held_body_bytes)
         access = access or AccessConfig()
+        self.reloads = Reloads(setting_values(config, access))
+        self.reloads.register(Reloadable("log level", ["log_level"], _prepare_log_level))
         self.gate = None if access.api_keys_file is None else Gate(KeyStore(Path(access.api_keys_file)))
         self._num_active = 0
         self._cut_off: asyncio.Future[None] | None = None
@@ -102,6 +108,11 @@ class Service:
             self._num_active -= 1
 
     @property
+    def num_active(self) -> int:
+        """Requests in work, their whole answers included."""
+        return self._num_active
+
+    @property
     def cut_off(self) -> asyncio.Future[None]:
         """Done when running answers must end, finished or not. They then need nothing of the engine, which may hang."""
         if self._cut_off is None:
@@ -125,6 +136,10 @@ class Service:
         if num_choices > self.engine.max_requests:
             message = f"{num_choices} choices at once, but this server takes at most {self.engine.max_requests}"
             raise InvalidRequestError(message, param=param)
+
+
+def _prepare_log_level(settings: Settings) -> Apply:
+    return partial(set_log_level, settings["log_level"])
 
 
 def _prober(engine: EngineClient, question: KnownQuestion | None, config: ServiceConfig) -> Prober | None:
