@@ -133,6 +133,8 @@ def _headers(row: ErrorRow, error: Exception) -> dict[str, str]:
         seconds = min(max(SHORTEST_RETRY_SECONDS, error.retry_after_seconds), LONGEST_RETRY_SECONDS)
         headers["retry-after"] = str(math.ceil(seconds))
         headers["retry-after-ms"] = str(math.ceil(seconds * 1000))
+    if isinstance(error, ServerStoppingError):
+        headers["connection"] = "close"  # the next request had better go elsewhere
     if isinstance(error, AuthenticationError):
         headers["www-authenticate"] = "Bearer"
     if isinstance(error, MethodNotAllowedError):
