@@ -7,6 +7,7 @@ from typing import Annotated, Literal, NotRequired, Self, TypedDict
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from ullage.base.errors import InvalidRequestError
+from ullage.protocol.fields import RequestFields
 from ullage.protocol.structured_output import (
     AskedConstraint,
     Choices,
@@ -53,13 +54,11 @@ class StreamOptions(BaseModel):
     """Accepted without effect: padding against traffic analysis, which this server doesn't add."""
 
 
-class GenerationFields(BaseModel):
-    """Fields of both request kinds. None means absent: the model's default, then the API's, decides.
+class GenerationFields(RequestFields):
+    """Fields of both kinds of generation. What is absent, the model's default decides, then the API's.
 
     Ranges that the sampler checks are not repeated here (see ``ullage.engine.sampling_params``).
     """
-
-    model_config = ConfigDict(extra="allow", allow_inf_nan=False)
 
     model: str
     max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS_BOUND)] | None = None
@@ -139,6 +138,11 @@ class GenerationFields(BaseModel):
         return 1 if self.n is None else self.n
 
     @property
+    def num_candidates(self) -> int:
+        """Outputs that are generated for each prompt, of which ``num_choices`` are returned."""
+        return self.num_choices
+
+    @property
     def asked_max_tokens(self) -> int | None:
         """How many tokens the client asked for; None where it left that open."""
         return self.max_tokens
@@ -153,9 +157,8 @@ class GenerationFields(BaseModel):
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     def extra_fields(self) -> dict[str, object]:
-        """Fields that no model takes, by name; those of nested objects with their path."""
         nested = (self.stream_options.model_extra or {}) if self.stream_options is not None else {}
-        return {**(self.model_extra or {}), **{f"stream_options.{name}": value for name, value in nested.items()}}
+        return {**super().extra_fields(), **{f"stream_options.{name}": value for name, value in nested.items()}}
 
 
 class PromptTokensDetails(TypedDict):

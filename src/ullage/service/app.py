@@ -24,6 +24,7 @@ from ullage.service.door import Door
 from ullage.service.metrics import CONTENT_TYPE
 from ullage.service.served_model import ServedModel
 from ullage.service.service import Service
+from ullage.service.tokenize import detokenize, tokenize
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +71,14 @@ def _add_api_routes(app: FastAPI, service: Service) -> None:
     @app.post("/v1/embeddings")
     async def embeddings() -> Response:
         raise InvalidRequestError("this model generates text; it does not make embeddings", param="model")
+
+    @app.post("/tokenize")
+    async def tokenize_prompt(request: Request) -> Response:
+        return await tokenize(service, request)
+
+    @app.post("/detokenize")
+    async def detokenize_tokens(request: Request) -> Response:
+        return await detokenize(service, request)
 
 
 def _add_health_routes(app: FastAPI, service: Service) -> None:
