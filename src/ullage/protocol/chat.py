@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, NotRequired, Self, TypedDict
+from typing import Annotated, Literal, NotRequired, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from typing_extensions import TypedDict
 
 from ullage.base.errors import InvalidRequestError
 from ullage.protocol.fields import RequestFields
@@ -27,7 +28,8 @@ def _as_parts(value: object) -> object:
     return [{"type": "text", "text": value}] if isinstance(value, str) else value
 
 
-Parts = Annotated[list[TextPart], Field(max_length=MAX_PARTS, fail_fast=True), BeforeValidator(_as_parts)]
+PartList = Annotated[list[TextPart], Field(max_length=MAX_PARTS, fail_fast=True)]
+Parts = Annotated[PartList, BeforeValidator(_as_parts, json_schema_input_type=str | PartList)]
 
 
 class FunctionCall(BaseModel):

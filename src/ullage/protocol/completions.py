@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, NotRequired, Self, TypedDict, TypeGuard
+from typing import Annotated, Literal, NotRequired, Self, TypeGuard
 
 from pydantic import Field, PlainValidator, model_validator
 from pydantic_core import PydanticCustomError
+from typing_extensions import TypedDict
 
 from ullage.base.errors import InvalidRequestError
 from ullage.protocol.generation import (
@@ -20,6 +21,10 @@ from ullage.protocol.generation import (
 MAX_BEST_OF = 20
 
 Prompt = str | list[int]
+TokenIds = Annotated[list[int], Field(min_length=1)]
+PromptForms = (
+    str | Annotated[list[str], Field(min_length=1)] | TokenIds | Annotated[list[TokenIds], Field(min_length=1)]
+)
 
 
 def _as_prompts(value: object) -> list[Prompt]:
@@ -40,7 +45,7 @@ def _is_prompt(value: object) -> TypeGuard[Prompt]:
 
 
 class CompletionRequest(GenerationFields):
-    prompt: Annotated[list[Prompt], PlainValidator(_as_prompts)]
+    prompt: Annotated[list[Prompt], PlainValidator(_as_prompts, json_schema_input_type=PromptForms)]
     max_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS_BOUND)] | None = None
     """0 only with ``echo``: the prompt comes back as it is."""
     best_of: Annotated[int, Field(ge=1, le=MAX_BEST_OF)] | None = None

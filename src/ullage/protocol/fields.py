@@ -100,7 +100,7 @@ FIELD_RULES: Mapping[str, FieldRule] = {
 class RequestFields(BaseModel):
     """The body of a request. None means absent."""
 
-    model_config = ConfigDict(extra="allow", allow_inf_nan=False)
+    model_config = ConfigDict(extra="allow", allow_inf_nan=False, use_attribute_docstrings=True)
 
     def extra_fields(self) -> dict[str, object]:
         """Fields that no model takes, by name; those of nested objects with their path."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, NotRequired, Self, TypedDict
+from typing import Annotated, Literal, NotRequired, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from typing_extensions import TypedDict
 
 from ullage.base.errors import InvalidRequestError
 from ullage.protocol.fields import RequestFields
@@ -32,18 +33,27 @@ def _as_list(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
+TokenIdText = Annotated[str, Field(pattern="^[0-9]{1,9}$")]
+
+
 def _as_token_id(key: object) -> int:
     if isinstance(key, str) and key.isascii() and key.isdecimal() and len(key) < 10:
         return int(key)
     raise InvalidRequestError('logit_bias needs token ids as keys, such as {"42": -100}', param="logit_bias")
 
 
-StopText = Annotated[str, Field(max_length=MAX_STOP_CHARS)]
-StopTexts = Annotated[list[StopText], BeforeValidator(_as_list), Field(max_length=4)]
+StopText = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
+Stops = Annotated[list[StopText], Field(max_length=4)]
+StopTexts = Annotated[
+    list[StopText], BeforeValidator(_as_list, json_schema_input_type=StopText | Stops), Field(max_length=4)
+]
 """One text or up to four. An empty list is the same as none: clients send it."""
 
-BiasedTokenId = Annotated[int, BeforeValidator(_as_token_id)]
+BiasedTokenId = Annotated[int, BeforeValidator(_as_token_id, json_schema_input_type=TokenIdText)]
 """JSON's keys are texts."""
+
+Bias = Annotated[float, Field(ge=-100, le=100)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
 
 
 class StreamOptions(BaseModel):
@@ -55,30 +65,27 @@ class StreamOptions(BaseModel):
 
 
 class GenerationFields(RequestFields):
-    """Fields of both kinds of generation. What is absent, the model's default decides, then the API's.
-
-    Ranges that the sampler checks are not repeated here (see ``ullage.engine.sampling_params``).
-    """
+    """Fields of both kinds of generation. What is absent, the model's default decides, then the API's."""
 
     model: str
     max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS_BOUND)] | None = None
-    temperature: float | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     """0 leaves only the most likely token."""
     n: Annotated[int, Field(ge=1, le=MAX_NUM_CHOICES)] | None = None
     stop: StopTexts | None = None
     seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: Annotated[dict[BiasedTokenId, float], Field(max_length=MAX_LOGIT_BIASES)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: Annotated[dict[BiasedTokenId, Bias], Field(max_length=MAX_LOGIT_BIASES)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
     # Extensions, named as vLLM names them.
     top_k: Annotated[int, Field(ge=-1, le=MAX_TOKENS_BOUND)] | None = None
     """-1 and 0 both mean all tokens."""
-    min_p: float | None = None
-    repetition_penalty: float | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=2)] | None = None
     min_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS_BOUND)] | None = None
     ignore_eos: bool | None = None
     stop_token_ids: Annotated[list[int], Field(max_length=256)] | None = None

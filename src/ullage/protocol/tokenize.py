@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, NotRequired, TypedDict
+from typing import Annotated, NotRequired
 
 from pydantic import Field
+from typing_extensions import TypedDict
 
 from ullage.protocol.chat import ChatPromptFields
 from ullage.protocol.fields import RequestFields

@@ -22,6 +22,7 @@ from ullage.service.completions import create_completion
 from ullage.service.config import ServiceConfig
 from ullage.service.door import Door
 from ullage.service.metrics import CONTENT_TYPE
+from ullage.service.openapi import openapi_document
 from ullage.service.served_model import ServedModel
 from ullage.service.service import Service
 from ullage.service.tokenize import detokenize, tokenize
@@ -99,6 +100,12 @@ def _add_health_routes(app: FastAPI, service: Service) -> None:
     @app.get("/v1/ledger")
     async def ledger() -> Response:
         return _json(health.ledger(service))
+
+    document = encode_json(openapi_document(service.model.names, needs_keys=service.gate is not None))
+
+    @app.get("/openapi.json")
+    async def openapi() -> Response:
+        return Response(document, media_type="application/json")
 
 
 def _json(body: Mapping[str, object], status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
