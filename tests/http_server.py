@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 from tests.scripted_engine import scripted_model
 
+from ullage.access.config import AccessConfig
 from ullage.engine.client import EngineClient
 from ullage.service.app import create_app
 from ullage.service.config import ServiceConfig
@@ -21,10 +22,13 @@ from ullage.service.server import Server, address_of, bind
 
 @asynccontextmanager
 async def app_client(
-    engine: EngineClient, model: ServedModel | None = None, config: ServiceConfig | None = None
+    engine: EngineClient,
+    model: ServedModel | None = None,
+    config: ServiceConfig | None = None,
+    access: AccessConfig | None = None,
 ) -> AsyncIterator[httpx.AsyncClient]:
     """A client of the app, without a network."""
-    app = create_app(engine, model or scripted_model(), config or ServiceConfig())
+    app = create_app(engine, model or scripted_model(), config or ServiceConfig(), access)
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with (
         app.router.lifespan_context(app),
@@ -42,12 +46,15 @@ class RunningServer:
 
 @asynccontextmanager
 async def running_server(
-    engine: EngineClient, model: ServedModel | None = None, config: ServiceConfig | None = None
+    engine: EngineClient,
+    model: ServedModel | None = None,
+    config: ServiceConfig | None = None,
+    access: AccessConfig | None = None,
 ) -> AsyncIterator[RunningServer]:
     config = config or ServiceConfig(port=0, drain_seconds=1.0)
     ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     with bind(config) as bound:
-        server = Server(create_app(engine, model or scripted_model(), config), config, ready.set_result)
+        server = Server(create_app(engine, model or scripted_model(), config, access), config, ready.set_result)
         running = RunningServer(address_of(bound), server, asyncio.create_task(server.serve(sockets=[bound])))
         try:
             assert await ready == running.url

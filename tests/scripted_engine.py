@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -14,8 +15,10 @@ from ullage.engine.client import (
     FinishReason,
     GenerationOutput,
     GenerationRequest,
+    OnEnd,
     TokenLogprob,
 )
+from ullage.engine.output import nothing_yet
 from ullage.plan.ledger import LedgerSnapshot, MemoryLedger
 from ullage.service.served_model import ServedModel
 
@@ -137,11 +140,11 @@ class ScriptedEngine(EngineClient):
     async def paused(self) -> None:
         await self._resumed.wait()
 
-    def submit(self, request: GenerationRequest) -> ScriptedStream:
+    def submit(self, request: GenerationRequest, on_end: OnEnd | None = None) -> ScriptedStream:
         if (error := self.refusals.get(len(self.requests))) is not None:
             raise error
         self.requests.append(request)
-        return ScriptedStream(self, request)
+        return ScriptedStream(self, request, on_end)
 
     def ledger(self) -> LedgerSnapshot:
         return MemoryLedger({"weights": 10, "kv_pool": 100}).snapshot()
@@ -154,8 +157,10 @@ class ScriptedEngine(EngineClient):
 class ScriptedStream:
     """The outputs of one request. A class, because leaving a generator that never ran can't be noticed."""
 
-    def __init__(self, engine: ScriptedEngine, request: GenerationRequest) -> None:
+    def __init__(self, engine: ScriptedEngine, request: GenerationRequest, on_end: OnEnd | None) -> None:
         self._engine = engine
+        self._on_end = on_end
+        self._latest = nothing_yet(request)
         self._outputs = self._generate(engine.script(request))
         self._open = True
         engine.num_open += 1
@@ -164,17 +169,20 @@ class ScriptedStream:
         return self
 
     async def __anext__(self) -> GenerationOutput:
-        output = await anext(self._outputs)
+        output = self._latest = await anext(self._outputs)
         if output.finish_reason is not None:
-            self._end()
+            self._end(output)
         return output
 
     async def aclose(self) -> None:
-        self._end()
+        self._end(replace(self._latest, text="", token_ids=(), logprobs=(), finish_reason="abort"))
 
-    def _end(self) -> None:
-        self._engine.num_open -= self._open
-        self._open = False
+    def _end(self, last: GenerationOutput) -> None:
+        if self._open:
+            self._open = False
+            self._engine.num_open -= 1
+            if self._on_end is not None:
+                self._on_end(last)
 
     async def _generate(self, outputs: Sequence[GenerationOutput]) -> AsyncGenerator[GenerationOutput]:
         for i, output in enumerate(outputs):

@@ -16,7 +16,7 @@ from tests.scripted_engine import ByteTokenizer
 
 from ullage.base.errors import ContextLengthError, DeadlineError, EngineError, KVCapacityError, QueueFullError
 from ullage.engine import embedded
-from ullage.engine.client import GenerationRequest, OutputStream
+from ullage.engine.client import GenerationOutput, GenerationRequest, OutputStream
 from ullage.engine.core import EngineCore
 from ullage.engine.embedded import EmbeddedEngine
 from ullage.engine.fake_runner import FakeRunner
@@ -123,6 +123,29 @@ async def test_leaving_frees_the_blocks_within_one_step(leave, num_steps_before)
         await until(lambda: is_idle(engine))
         assert core.runner.num_steps <= num_steps_before + 1  # none, where the command came before the step began
         del kept
+
+
+async def test_the_last_output_is_told_once_however_a_request_ends():
+    core = make_core(runner_class=GatedRunner)
+    told: dict[str, list[GenerationOutput]] = {"read": [], "left": [], "stopped": []}
+    async with running(core) as engine:
+        read = engine.submit(request([1, 2], max_tokens=3), told["read"].append)
+        left = engine.submit(request([3, 4], max_tokens=50), told["left"].append)
+        core.runner.allow(3)
+        outputs = await collect(read)
+        await left.aclose()
+        await left.aclose()
+        core.runner.allow(1)
+        await until(lambda: told["left"])
+        stopped = engine.submit(request([5, 6], max_tokens=50), told["stopped"].append)
+        core.runner.allow(1000)
+        await engine.stop()
+        assert (await collect(stopped))[-1].finish_reason == "abort"
+    ends = {name: [(last.finish_reason, last.num_output_tokens) for last in lasts] for name, lasts in told.items()}
+    assert ends["read"] == [("length", 3)] == [(outputs[-1].finish_reason, outputs[-1].num_output_tokens)]
+    assert [reason for reason, _ in ends["left"] + ends["stopped"]] == ["abort", "abort"]
+    num_generated = sum(count for lasts in ends.values() for _, count in lasts)
+    assert num_generated == core.status().num_generated_tokens
 
 
 async def test_a_reader_still_waiting_when_another_task_leaves_gets_the_end():

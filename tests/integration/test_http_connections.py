@@ -131,7 +131,7 @@ async def test_a_client_that_stops_reading_loses_its_place(stream):
 
 async def test_a_client_that_reads_slowly_gets_all_of_its_answer():
     engine = ScriptedEngine(lambda request: outputs_for(request, HUGE))
-    async with running_server(engine, config=ServiceConfig(port=0, send_timeout_seconds=0.2)) as server:
+    async with running_server(engine, config=ServiceConfig(port=0, send_timeout_seconds=1.0)) as server:
         with ask(server, stream=True) as client:
             client.setblocking(False)
             num_received, part = 0, b" "

@@ -9,16 +9,16 @@ import pytest
 from tests.http_server import app_client
 from tests.scripted_engine import ScriptedEngine
 
+from ullage.access.config import AccessConfig
 from ullage.access.keys import KeyStore
-from ullage.service.config import ServiceConfig
 
 PATHS = ["/v1/models", "//v1/models", "/v1/models/", "/%76%31/models", "/metrics", "/health/ready", "/v1/ledger", "/x"]
 
 
 def test_without_a_key_only_liveness_answers(tmp_path):
     async def check():
-        config = ServiceConfig(api_keys_file=str(tmp_path / "keys.db"))
-        async with app_client(ScriptedEngine(), config=config) as client:
+        access = AccessConfig(api_keys_file=str(tmp_path / "keys.db"))
+        async with app_client(ScriptedEngine(), access=access) as client:
             assert (await client.get("/health/live")).status_code == 200
             for path in PATHS:
                 for method in ("GET", "HEAD", "POST", "OPTIONS"):
@@ -34,8 +34,8 @@ def test_a_key_opens_the_api_and_is_neither_taken_from_the_address_nor_told_agai
     key, text = KeyStore(tmp_path / "keys.db").create("acme", "", ("inference",))
 
     async def check():
-        config = ServiceConfig(api_keys_file=str(tmp_path / "keys.db"))
-        async with app_client(ScriptedEngine(), config=config) as client:
+        access = AccessConfig(api_keys_file=str(tmp_path / "keys.db"))
+        async with app_client(ScriptedEngine(), access=access) as client:
             headers = {"authorization": f"Bearer {text}"}
             answers = [
                 await client.get("/v1/models", headers=headers),
@@ -57,11 +57,11 @@ def test_the_engine_gets_the_tenant_and_a_salt_of_its_own(tmp_path, asked, salt)
     engine = ScriptedEngine()
     submitted = []
     submit = engine.submit
-    engine.submit = lambda request: (submitted.append(request), submit(request))[1]
+    engine.submit = lambda request, on_end: (submitted.append(request), submit(request, on_end))[1]
 
     async def check():
-        config = ServiceConfig(api_keys_file=str(tmp_path / "keys.db"))
-        async with app_client(engine, config=config) as client:
+        access = AccessConfig(api_keys_file=str(tmp_path / "keys.db"))
+        async with app_client(engine, access=access) as client:
             model = (await client.get("/v1/models", headers={"authorization": f"Bearer {text}"})).json()["data"][0][
                 "id"
             ]

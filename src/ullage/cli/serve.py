@@ -15,6 +15,7 @@ from ullage.cli.settings_flags import SettingsCommand, load_all
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from ullage.access.config import AccessConfig
     from ullage.cli.settings import ModelOptions
     from ullage.engine.build import BuiltEngine, EngineOptions
     from ullage.service.config import ServiceConfig
@@ -35,12 +36,18 @@ def serve(model: str, config_path: Path | None, **flags: object) -> int:
     MODEL is a name in the store, a GGUF file or a folder. Every flag is also a line of the --config file and an
     environment variable: --max-model-len is max_model_len and ULLAGE_MAX_MODEL_LEN.
     """
-    model_options, engine_options, config = load_all(SERVE, flags, config_path)
+    model_options, engine_options, config, access = load_all(SERVE, flags, config_path)
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.WARNING)
-    return run_server(model, model_options, engine_options, config)
+    return run_server(model, model_options, engine_options, config, access)
 
 
-def run_server(model: str, model_options: ModelOptions, engine_options: EngineOptions, config: ServiceConfig) -> int:
+def run_server(
+    model: str,
+    model_options: ModelOptions,
+    engine_options: EngineOptions,
+    config: ServiceConfig,
+    access: AccessConfig,
+) -> int:
     """Takes the port, builds the engine, says what it is, serves until told to stop; returns the exit code."""
     from rich.console import Console
 
@@ -65,7 +72,7 @@ def run_server(model: str, model_options: ModelOptions, engine_options: EngineOp
             built = build(path, engine_options)
         _introduce(console, names[0], path, built, time.monotonic() - started)
         served = ServedModel(names, int(time.time()), built.tokenizer, built.chat_template)
-        app = create_app(built.engine, served, config)
+        app = create_app(built.engine, served, config, access)
         return server.serve(app, config, bound=bound, on_ready=lambda address: _say_ready(console, address))
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ullage.access.config import AccessConfig
 from ullage.base.config import setting, settings_of
 from ullage.base.errors import ConfigError
 from ullage.engine.build import EngineOptions
@@ -56,7 +57,12 @@ class SamplingOptions:
 
 
 # Of each command: heading in the help -> class.
-SERVE: Mapping[str, type] = {"Model": ModelOptions, "Engine": EngineOptions, "Service": ServiceConfig}
+SERVE: Mapping[str, type] = {
+    "Model": ModelOptions,
+    "Engine": EngineOptions,
+    "Service": ServiceConfig,
+    "Access": AccessConfig,
+}
 GENERATE: Mapping[str, type] = {"Sampling": SamplingOptions, "Engine": EngineOptions}
 BENCH: Mapping[str, type] = {"Engine": EngineOptions}
 

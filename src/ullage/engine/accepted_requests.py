@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from ullage.base.errors import EngineError
 from ullage.engine.admission import Admission, Ticket
-from ullage.engine.client import GenerationOutput, GenerationRequest
+from ullage.engine.client import GenerationOutput, GenerationRequest, OnEnd
 from ullage.engine.output import merge_outputs, nothing_yet
 from ullage.engine.request import RequestLimits
 from ullage.engine.scheduler import SchedulerConfig
@@ -21,9 +21,12 @@ from ullage.engine.scheduler import SchedulerConfig
 class Mailbox:
     """Where the outputs of one request wait for its reader. Belongs to the event loop."""
 
-    def __init__(self, key: int, request: GenerationRequest, ticket: Ticket, arrived_at: float) -> None:
+    def __init__(
+        self, key: int, request: GenerationRequest, ticket: Ticket, arrived_at: float, on_end: OnEnd | None
+    ) -> None:
         self.key = key
         """What the engine calls the request; never used again."""
+        self.on_end = on_end
         self.ticket = ticket
         self.arrived_at = arrived_at
         self.latest = nothing_yet(request)
@@ -107,7 +110,7 @@ class AcceptedRequests:
         before = None if self._admission is None else self._admission.num_refusals
         self._admission = Admission(config, limits, before)
 
-    def accept(self, request: GenerationRequest, num_free_blocks: int) -> Mailbox:
+    def accept(self, request: GenerationRequest, num_free_blocks: int, on_end: OnEnd | None = None) -> Mailbox:
         """:param num_free_blocks: as last told by the engine; for the answer of one that is refused
 
         :raises RequestError: can never be served, or can't now; nothing was accepted
@@ -116,7 +119,7 @@ class AcceptedRequests:
         now = self._clock()
         self._admission.check(request, now, num_free_blocks)
         self._check(request)  # looks at each token: takes longer for more
-        mailbox = Mailbox(self._num_accepted, request, self._admission.accept(request, now), now)
+        mailbox = Mailbox(self._num_accepted, request, self._admission.accept(request, now), now, on_end)
         self._num_accepted += 1
         self._mailboxes[mailbox.key] = mailbox
         return mailbox
@@ -143,23 +146,26 @@ class AcceptedRequests:
             mailbox = self._mailboxes.get(key)
             if mailbox is None:
                 continue
-            mailbox.put(output)
-            if output.finish_reason is not None:
-                self._forget(mailbox)
+            if output.finish_reason is None:
+                mailbox.put(output)
+            else:
+                self._end(mailbox, output)
 
     def end_all(self, error: EngineError | None) -> None:
         """No engine is behind them any more: each gets its last output now, an ``abort`` when nothing failed."""
         for mailbox in tuple(self._mailboxes.values()):
             last = replace(mailbox.latest, text="", token_ids=(), logprobs=(), finish_reason="abort")
-            mailbox.put(last if error is None else replace(last, finish_reason="error", error=error))
-            self._forget(mailbox)
+            self._end(mailbox, last if error is None else replace(last, finish_reason="error", error=error))
 
     def num_refusals(self) -> dict[str, int]:
         """Since the beginning, by the bound that was reached."""
         counts = {} if self._admission is None else self._admission.num_refusals
         return {str(bound): count for bound, count in counts.items()}
 
-    def _forget(self, mailbox: Mailbox) -> None:
+    def _end(self, mailbox: Mailbox, last: GenerationOutput) -> None:
         assert self._admission is not None
         del self._mailboxes[mailbox.key]
         self._admission.ended(mailbox.ticket, self._clock())
+        mailbox.put(last)
+        if mailbox.on_end is not None:
+            mailbox.on_end(last)

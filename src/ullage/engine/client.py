@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -120,6 +120,10 @@ class EngineStatus:
     """Times the engine's process was started anew."""
 
 
+OnEnd = Callable[[GenerationOutput], None]
+"""Told the last output of a request on the event loop, exactly once, whether or not its reader is still there."""
+
+
 class OutputStream(Protocol):
     """The outputs of one request, for one reader: an iterator that can be left. Any async generator is one."""
 
@@ -156,7 +160,7 @@ class EngineClient(ABC):
         """
 
     @abstractmethod
-    def submit(self, request: GenerationRequest) -> OutputStream:
+    def submit(self, request: GenerationRequest, on_end: OnEnd | None = None) -> OutputStream:
         """Accepts or refuses at once; the iterator then gives the outputs.
 
         Leaving the iterator early (``aclose``, cancellation) aborts the request: its blocks are free within one step.

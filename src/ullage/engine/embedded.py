@@ -22,7 +22,7 @@ from dataclasses import replace
 
 from ullage.base.errors import EngineError
 from ullage.engine.accepted_requests import AcceptedRequests, Mailbox, MailboxStream
-from ullage.engine.client import EngineClient, EngineStatus, GenerationRequest, OutputStream
+from ullage.engine.client import EngineClient, EngineStatus, GenerationRequest, OnEnd, OutputStream
 from ullage.engine.core import EngineCore
 from ullage.engine.engine_loop import Abort, Command, EngineLoop, Event, Stop, Submit
 from ullage.engine.output import TextEngine
@@ -80,12 +80,12 @@ class EmbeddedEngine(EngineClient):
             self._closed = True
             self._core.close()
 
-    def submit(self, request: GenerationRequest) -> OutputStream:
+    def submit(self, request: GenerationRequest, on_end: OnEnd | None = None) -> OutputStream:
         if self._failure is not None:
             raise EngineError(f"the engine has failed: {self._failure.message}")
         if self._loop is None or self._stopping:
             raise EngineError("the engine isn't running")
-        mailbox = self._accepted.accept(request, self._core.scheduler.kv_cache.pool.num_free)
+        mailbox = self._accepted.accept(request, self._core.scheduler.kv_cache.pool.num_free, on_end)
         self._inbox.put(Submit(mailbox.key, request, mailbox.arrived_at))
         return MailboxStream(mailbox, self._leave)
 

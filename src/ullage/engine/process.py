@@ -25,7 +25,7 @@ import zmq
 from ullage.base.errors import EngineError, EngineRestartingError, UllageError
 from ullage.engine.accepted_requests import AcceptedRequests, Mailbox, MailboxStream
 from ullage.engine.child_process import ChildProcess, command_limit
-from ullage.engine.client import EngineClient, EngineState, EngineStatus, GenerationRequest, OutputStream
+from ullage.engine.client import EngineClient, EngineState, EngineStatus, GenerationRequest, OnEnd, OutputStream
 from ullage.engine.engine_loop import Abort, Stop, Submit
 from ullage.engine.output import check_request
 from ullage.engine.wire import EngineFailed, EngineReady, Opening, ServiceLoaded, StepReport
@@ -163,14 +163,14 @@ class EngineProcess(EngineClient):
             await asyncio.wait([self._loading])
         await asyncio.to_thread(self._child.destroy)
 
-    def submit(self, request: GenerationRequest) -> OutputStream:
+    def submit(self, request: GenerationRequest, on_end: OnEnd | None = None) -> OutputStream:
         if self._state in ("stalled", "restarting"):
             seconds = self._supervision.first_pause_seconds + USUAL_LOADING_SECONDS
             raise EngineRestartingError(f"the engine is {self._state}: {self._detail}", retry_after_seconds=seconds)
         if self._state != "ready":
             running = "isn't running" if self._state in ("starting", "stopped") else f"is {self._state}"
             raise EngineError(f"the engine {running}: {self._detail}")
-        mailbox = self._accepted.accept(request, self._status.num_free_blocks)
+        mailbox = self._accepted.accept(request, self._status.num_free_blocks, on_end)
         self._send(Submit(mailbox.key, request, mailbox.arrived_at))
         return MailboxStream(mailbox, self._leave)
 

@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ullage.access.config import AccessConfig
 from ullage.base.errors import InvalidRequestError, MethodNotAllowedError, UllageError, UnknownPathError
 from ullage.engine.client import EngineClient
 from ullage.protocol.errors import error_reply
@@ -30,9 +31,11 @@ from ullage.service.tokenize import detokenize, tokenize
 logger = logging.getLogger(__name__)
 
 
-def create_app(engine: EngineClient, model: ServedModel, config: ServiceConfig) -> FastAPI:
+def create_app(
+    engine: EngineClient, model: ServedModel, config: ServiceConfig, access: AccessConfig | None = None
+) -> FastAPI:
     """The app. Its lifespan starts and stops the engine; ``app.state.service`` is what the routes share."""
-    service = Service(engine, model, config)
+    service = Service(engine, model, config, access)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

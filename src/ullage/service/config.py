@@ -58,11 +58,6 @@ class ServiceConfig:
     engine_process: bool = setting(
         True, "Run the engine in a process of its own, which is watched, and started again when it dies or hangs."
     )
-    api_keys_file: str | None = setting(
-        None,
-        "File of API keys, made with ullage keys; every address but /health/live then needs one.",
-        shown_default="no keys needed",
-    )
     keep_alive_seconds: int = setting(75, "How long an idle connection stays open, in seconds.", at_least=0)
 
     def __post_init__(self) -> None:

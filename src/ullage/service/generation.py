@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from functools import partial
 
 from ullage.base.errors import EngineError
 from ullage.engine.client import GenerationOutput, GenerationRequest, OutputStream
 from ullage.engine.output import merge_outputs
 from ullage.service.service import Service
+
+OnAllEnded = Callable[[Sequence[GenerationOutput]], None]
+"""Told the last output of each choice once all have ended, whether or not somebody still reads."""
 
 
 class Generation:
@@ -18,25 +22,30 @@ class Generation:
     other answers would have to step over.
     """
 
-    def __init__(self, service: Service, streams: Sequence[OutputStream]) -> None:
+    def __init__(self, service: Service, num_choices: int, on_all_ended: OnAllEnded | None) -> None:
         self._service = service
-        self._streams = streams
+        self._num_choices = num_choices
+        self._on_all_ended = on_all_ended
+        self._last: dict[int, GenerationOutput] = {}
+        self._streams: list[OutputStream] = []
         self._readers: list[asyncio.Task[None]] = []
         self._pending: dict[int, list[GenerationOutput]] = {}
         """What has come and wasn't given out yet, by choice."""
         self._arrived = asyncio.Event()
 
     @classmethod
-    async def submit(cls, service: Service, requests: Sequence[GenerationRequest]) -> Generation:
+    async def submit(
+        cls, service: Service, requests: Sequence[GenerationRequest], on_all_ended: OnAllEnded | None = None
+    ) -> Generation:
         """All of them or none.
 
         :raises RequestError, EngineError: the engine refused one; none of the others is left running
         """
-        streams: list[OutputStream] = []
-        generation = cls(service, streams)
+        generation = cls(service, len(requests), on_all_ended)
         try:
-            for request in requests:
-                streams.append(service.engine.submit(request))  # noqa: PERF401 - each must be closable at once
+            for index, request in enumerate(requests):
+                stream = service.engine.submit(request, partial(generation._note_end, index))
+                generation._streams.append(stream)
         except BaseException:
             await generation.close()
             raise
@@ -67,8 +76,6 @@ class Generation:
                 pending, self._pending = self._pending, {}
                 for index, outputs in sorted(pending.items()):
                     output = merge_outputs(outputs)
-                    if output.finish_reason is not None:
-                        self._service.metrics.observe(output)
                     output = self._checked(output)
                     num_unfinished -= output.finish_reason is not None
                     yield index, output
@@ -82,6 +89,12 @@ class Generation:
         await asyncio.gather(*self._readers, return_exceptions=True)
         for stream in self._streams:
             await stream.aclose()
+
+    def _note_end(self, index: int, last: GenerationOutput) -> None:
+        self._service.metrics.observe(last)
+        self._last[index] = last
+        if len(self._last) == self._num_choices and self._on_all_ended is not None:
+            self._on_all_ended([self._last[i] for i in range(self._num_choices)])
 
     async def _read(self, index: int, stream: OutputStream) -> None:
         finished = False

@@ -1,7 +1,7 @@
 """GET /metrics: what Prometheus reads. Names are vLLM's, with ``ullage_`` before them, where the meaning is the same.
 
 Gauges and totals are asked of the engine at each reading, so they are right at once whatever happened since. Times are
-noted once for each request that ended and whose reader was still there.
+noted once for each request that ended, whether or not its reader was still there.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
+from ullage.access.config import AccessConfig
 from ullage.access.gate import Gate
 from ullage.access.keys import KeyStore
 from ullage.base.errors import InvalidRequestError, ModelNotFoundError, QueueFullError, ServerStoppingError
@@ -31,7 +32,9 @@ BUSY_RETRY_SECONDS = 1.0
 class Service:
     """One engine's service. Lives on one event loop."""
 
-    def __init__(self, engine: EngineClient, model: ServedModel, config: ServiceConfig) -> None:
+    def __init__(
+        self, engine: EngineClient, model: ServedModel, config: ServiceConfig, access: AccessConfig | None = None
+    ) -> None:
         self.engine = engine
         self.model = model
         self.config = config
@@ -42,7 +45,8 @@ class Service:
         self.grammars = GrammarCompiler.of_bytes()
         """Checks constraints; the engine compiles them for its own vocabulary."""
         self.body_room = BodyRoom(config.max_held_body_bytes)
-        self.gate = None if config.api_keys_file is None else Gate(KeyStore(Path(config.api_keys_file)))
+        access = access or AccessConfig()
+        self.gate = None if access.api_keys_file is None else Gate(KeyStore(Path(access.api_keys_file)))
         self._num_active = 0
         self._cut_off: asyncio.Future[None] | None = None
         self._threads = ThreadPoolExecutor(config.tokenizer_threads, thread_name_prefix="tokenizer")
