@@ -49,8 +49,7 @@ class CompletionRequest(GenerationFields):
     max_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS_BOUND)] | None = None
     """0 only with ``echo``: the prompt comes back as it is."""
     best_of: Annotated[int, Field(ge=1, le=MAX_BEST_OF)] | None = None
-    """So many outputs are generated for each prompt; the ``n`` with the highest log-probability per token are returned.
-    """
+    """So many outputs are generated for each prompt; the ``n`` of highest log-probability per token are returned."""
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
     echo: bool | None = None
 

@@ -133,9 +133,10 @@ def ignored_fields_headers(names: tuple[str, ...]) -> dict[str, str]:
 
 
 def ignored_fields_header(names: Iterable[str]) -> str:
-    """Header text for these names. They come from the client: percent-encoded, and not without end."""
+    """Header text for these names. They come from the client: percent-encoded, and not without end. A name of no
+    characters is shown as ``""``: a header may not end with a space, and the list would."""
     names = list(names)
-    shown = [quote(name[:50], errors="replace") for name in names[:MAX_NAMES_SHOWN]]
+    shown = [quote(name[:50], errors="replace") or '""' for name in names[:MAX_NAMES_SHOWN]]
     if len(names) > MAX_NAMES_SHOWN:
         shown.append(f"and {len(names) - MAX_NAMES_SHOWN} more")
     return ", ".join(shown)

@@ -53,6 +53,10 @@ BiasedTokenId = Annotated[int, BeforeValidator(_as_token_id, json_schema_input_t
 """JSON's keys are texts."""
 
 Bias = Annotated[float, Field(ge=-100, le=100)]
+LogitBias = Annotated[
+    dict[BiasedTokenId, Bias],
+    Field(max_length=MAX_LOGIT_BIASES, json_schema_extra={"additionalProperties": False}),
+]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 
 
@@ -77,7 +81,13 @@ class GenerationFields(RequestFields):
     seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    logit_bias: Annotated[dict[BiasedTokenId, Bias], Field(max_length=MAX_LOGIT_BIASES)] | None = None
+    logit_bias: (
+        Annotated[
+            dict[BiasedTokenId, Bias],
+            Field(max_length=MAX_LOGIT_BIASES, json_schema_extra={"additionalProperties": False}),
+        ]
+        | None
+    ) = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 

@@ -28,6 +28,8 @@ from ullage.service.served_model import ServedModel
 from ullage.service.service import Service
 from ullage.service.tokenize import detokenize, tokenize
 
+READ = ["GET", "HEAD"]
+
 logger = logging.getLogger(__name__)
 
 
@@ -56,11 +58,11 @@ def create_app(
 
 
 def _add_api_routes(app: FastAPI, service: Service) -> None:
-    @app.get("/v1/models")
+    @app.api_route("/v1/models", methods=READ)
     async def list_models() -> Response:
         return _json(models.list_models(service))
 
-    @app.get("/v1/models/{name:path}")
+    @app.api_route("/v1/models/{name:path}", methods=READ)
     async def show_model(name: str) -> Response:
         return _json(models.show_model(service, name))
 
@@ -86,27 +88,27 @@ def _add_api_routes(app: FastAPI, service: Service) -> None:
 
 
 def _add_health_routes(app: FastAPI, service: Service) -> None:
-    @app.api_route("/health/live", methods=["GET", "HEAD"])
+    @app.api_route("/health/live", methods=READ)
     async def live() -> Response:
         status, body = health.live(service)
         return _json(body, status)
 
-    @app.api_route("/health/ready", methods=["GET", "HEAD"])
+    @app.api_route("/health/ready", methods=READ)
     async def ready() -> Response:
         status, body = health.ready(service)
         return _json(body, status)
 
-    @app.get("/metrics")
+    @app.api_route("/metrics", methods=READ)
     async def metrics() -> Response:
         return Response(service.metrics.text(), media_type=CONTENT_TYPE)
 
-    @app.get("/v1/ledger")
+    @app.api_route("/v1/ledger", methods=READ)
     async def ledger() -> Response:
         return _json(health.ledger(service))
 
     document = encode_json(openapi_document(service.model.names, needs_keys=service.gate is not None))
 
-    @app.get("/openapi.json")
+    @app.api_route("/openapi.json", methods=READ)
     async def openapi() -> Response:
         return Response(document, media_type="application/json")
 

@@ -7,7 +7,6 @@ has left.
 from __future__ import annotations
 
 import logging
-import uuid
 from contextlib import nullcontext
 
 from starlette.datastructures import MutableHeaders
@@ -18,10 +17,9 @@ from ullage.base.errors import EngineError, RequestError
 from ullage.protocol.errors import ErrorReply, error_reply
 from ullage.protocol.json_text import encode_json
 from ullage.service.disconnect import ClientLeftError
+from ullage.service.request_id import REQUEST_ID_HEADER, request_id_of
+from ullage.service.request_id import SCOPE_NAME as REQUEST_ID_SCOPE_NAME
 from ullage.service.service import Service
-
-REQUEST_ID_HEADER = "x-request-id"
-MAX_REQUEST_ID_BYTES = 128
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +33,7 @@ class Door:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = _request_id(scope)
+        request_id = scope[REQUEST_ID_SCOPE_NAME] = request_id_of(scope["headers"])
         started = False
 
         async def send_with_id(message: Message) -> None:
@@ -62,14 +60,6 @@ class Door:
             if started:
                 raise  # half an answer is out: the server cuts the connection
             await _send_reply(send_with_id, error_reply(error))
-
-
-def _request_id(scope: Scope) -> str:
-    """The client's own, if it is short printable ASCII; a fresh one otherwise."""
-    given: bytes = dict(scope["headers"]).get(REQUEST_ID_HEADER.encode(), b"")
-    if 0 < len(given) <= MAX_REQUEST_ID_BYTES and all(0x20 <= byte <= 0x7E for byte in given):
-        return given.decode("ascii")
-    return f"req-{uuid.uuid4().hex}"
 
 
 async def _send_reply(send: Send, reply: ErrorReply) -> None:

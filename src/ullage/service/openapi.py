@@ -20,7 +20,9 @@ from ullage.protocol.errors import ErrorBody
 from ullage.protocol.fields import FIELD_RULES
 from ullage.protocol.models import ModelCard, ModelList
 from ullage.protocol.tokenize import Detokenized, DetokenizeRequest, TokenizeChatRequest, TokenizeTextRequest, Tokens
+from ullage.service.deadline import TIMEOUT_HEADER
 from ullage.service.metrics import CONTENT_TYPE
+from ullage.service.request_id import REQUEST_ID_HEADER
 
 Json = dict[str, Any]
 SchemaMode = Literal["validation", "serialization"]
@@ -38,6 +40,18 @@ DESCRIPTIONS = {
     500: "A mistake of this server",
     503: "The engine or the server is on its way up or down",
     504: "The request took longer than it may",
+}
+_REQUEST_ID: Json = {
+    "name": REQUEST_ID_HEADER,
+    "in": "header",
+    "description": "Comes back on the answer if it is short printable ASCII; otherwise a fresh one does",
+    "schema": {"type": "string"},
+}
+_TIMEOUT: Json = {
+    "name": TIMEOUT_HEADER,
+    "in": "header",
+    "description": "Seconds that the request may take; the shortest of this, the field and the server's limit holds",
+    "schema": {"type": "number", "exclusiveMinimum": 0},
 }
 ALWAYS = (500,)
 WITH_KEYS = (401, 403, 503)
@@ -80,7 +94,7 @@ OPERATIONS = (
         streams=True,
         statuses=(200, 504),
     ),
-    Operation("/v1/embeddings", "Refused: the model generates text", "post", statuses=(400,)),
+    Operation("/v1/embeddings", "Always refused: the model generates text", "post", statuses=(400,)),
     Operation("/v1/models", "List the models", gives=ModelList),
     Operation("/v1/models/{model}", "Describe a model", gives=ModelCard, statuses=(200, 404)),
     Operation("/tokenize", "Text or chat to token ids", "post", (TokenizeTextRequest, TokenizeChatRequest), Tokens),
@@ -104,7 +118,7 @@ def openapi_document(model_names: Sequence[str], *, needs_keys: bool) -> Json:
             _make_exact(schemas[cls.__name__], model_names)
     components: Json = {
         "schemas": schemas,
-        "headers": {"x-request-id": {"schema": {"type": "string"}, "required": True}},
+        "headers": {REQUEST_ID_HEADER: {"schema": {"type": "string"}, "required": True}},
     }
     document: Json = {
         "openapi": "3.1.0",
@@ -145,10 +159,12 @@ def _described(operation: Operation, model_names: Sequence[str], *, needs_keys: 
     is_open = operation.path == OPEN_PATH
     if needs_keys and is_open:
         described["security"] = []
+    described["parameters"] = [_REQUEST_ID]
     if "{model}" in operation.path:
-        described["parameters"] = [
-            {"name": "model", "in": "path", "required": True, "schema": {"enum": list(model_names)}}
-        ]
+        schema = {"enum": list(model_names)}
+        described["parameters"].append({"name": "model", "in": "path", "required": True, "schema": schema})
+    if operation.streams:
+        described["parameters"].append(_TIMEOUT)
     if operation.takes:
         described["requestBody"] = {"required": True, "content": {JSON: {"schema": _one_of(operation.takes)}}}
     statuses = {*operation.statuses, *ALWAYS}
@@ -173,7 +189,7 @@ def _response(operation: Operation, status: int) -> Json:
         content = {operation.media_type: {"schema": schema if operation.media_type == JSON else {"type": "string"}}}
         if operation.streams:
             content[sse.MEDIA_TYPE] = {"schema": {"type": "string"}}
-    headers = {"x-request-id": {"$ref": "#/components/headers/x-request-id"}}
+    headers = {REQUEST_ID_HEADER: {"$ref": f"#/components/headers/{REQUEST_ID_HEADER}"}}
     return {"description": DESCRIPTIONS[status], "headers": headers, "content": content}
 
 

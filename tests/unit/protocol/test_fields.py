@@ -51,7 +51,7 @@ def test_the_header_stays_printable_and_short():
 @pytest.mark.parametrize("name", ["x ", " ", ",", "", "\ud800", "a,b"])
 def test_no_name_can_end_the_header_or_pass_for_two(name):
     header = ignored_fields_header(["first", name])
-    assert header.strip() == header or not name
+    assert header.strip() == header
     assert header.count(", ") == 1
     assert header.isascii()
 
