@@ -16,7 +16,7 @@ from ullage.access.tenant import cache_salt, tenant_of
 from ullage.engine.client import GenerationOutput, GenerationRequest, TokenLogprob
 from ullage.engine.constraint import Constraint
 from ullage.protocol import sse
-from ullage.protocol.fields import IGNORED_FIELDS_HEADER, ignored_fields_header
+from ullage.protocol.fields import ignored_fields_headers
 from ullage.protocol.generation import GenerationFields, Usage, make_usage
 from ullage.protocol.json_text import encode_json
 from ullage.service.deadline import timeout_seconds
@@ -118,7 +118,7 @@ class Asked:
                     streamed=bool(self.fields.stream),
                     timeout_seconds=timeout,
                 )
-                for choice in range(self.fields.num_choices)
+                for choice in range(self.fields.num_candidates)
             ]
         return requests
 
@@ -130,7 +130,7 @@ class Asked:
     def usage(self, results: Sequence[ChoiceResult]) -> Usage:
         """A prompt counts once, however many choices it has; as cached counts what its first computation found."""
         last = [result.last for result in results if result.last is not None]
-        n = self.fields.num_choices
+        n = self.fields.num_candidates
         return make_usage(
             num_prompt_tokens=sum(len(prompt) for prompt in self.prompts),
             num_output_tokens=sum(output.num_output_tokens for output in last),
@@ -150,7 +150,7 @@ async def answer(service: Service, request: Request, asked: Asked, writer: Answe
     timeout = timeout_seconds(request.headers, asked.fields.request_timeout, service.config.request_timeout_seconds)
     requests = asked.generation_requests(service, timeout, tenant_of(request.scope))
     generation = await Generation.submit(service, requests)
-    headers = {IGNORED_FIELDS_HEADER: ignored_fields_header(asked.ignored_fields)} if asked.ignored_fields else {}
+    headers = ignored_fields_headers(asked.ignored_fields)
     if asked.fields.stream:
         events = _events(generation, asked, writer, service.config.ping_seconds)
         return EventStream(events, generation.close, headers)
@@ -163,7 +163,7 @@ async def answer(service: Service, request: Request, asked: Asked, writer: Answe
 
 
 def _new_results(asked: Asked) -> list[ChoiceResult]:
-    return [ChoiceResult() for _ in range(len(asked.prompts) * asked.fields.num_choices)]
+    return [ChoiceResult() for _ in range(len(asked.prompts) * asked.fields.num_candidates)]
 
 
 async def _collect(generation: Generation, asked: Asked) -> list[ChoiceResult]:
