@@ -55,6 +55,8 @@ class Observer:
     def _complete(self, record: RequestRecord) -> None:
         self._service.metrics.observe_answer(record)
         write_access_line(record)
+        if self._service.tracing is not None:
+            self._service.tracing.observe(record)
 
 
 def write_access_line(record: RequestRecord) -> None:

@@ -29,6 +29,7 @@ from ullage.service.probe import Prober
 from ullage.service.reload import Apply, Reloadable, Reloads, Settings
 from ullage.service.served_model import ServedModel
 from ullage.service.text_limit import TextLimit
+from ullage.service.tracing import make_tracing
 
 Result = TypeVar("Result")
 
@@ -51,6 +52,7 @@ class Service:
         self.config = config
         self.metrics = Metrics(engine)
         self.prober = _prober(engine, question, config)
+        self.tracing = make_tracing(config, model.names[0])
         self.started = False
         self.stopping = False
         self.text_limit = TextLimit(model.tokenizer, engine.max_model_len)
@@ -78,6 +80,8 @@ class Service:
             await self.prober.stop()
         await self.engine.stop()
         self._threads.shutdown(wait=False, cancel_futures=True)
+        if self.tracing is not None:
+            await asyncio.to_thread(self.tracing.close)
         if self.gate is not None:
             self.gate.close()
 
