@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from ullage.access.allowances import open_allowances
 from ullage.access.config import AccessConfig
 from ullage.access.gate import Gate
 from ullage.access.keys import KeyStore
@@ -63,6 +64,7 @@ class Service:
         self.reloads = Reloads(setting_values(config, access))
         self.reloads.register(Reloadable("log level", ["log_level"], _prepare_log_level))
         self.gate = None if access.api_keys_file is None else Gate(KeyStore(Path(access.api_keys_file)))
+        self.allowances = open_allowances(access)
         self._num_active = 0
         self._cut_off: asyncio.Future[None] | None = None
         self._threads = ThreadPoolExecutor(config.tokenizer_threads, thread_name_prefix="tokenizer")
@@ -84,6 +86,8 @@ class Service:
             await asyncio.to_thread(self.tracing.close)
         if self.gate is not None:
             self.gate.close()
+        if self.allowances is not None:
+            await asyncio.to_thread(self.allowances.close)
 
     async def off_loop(self, function: Callable[..., Result], *args: object) -> Result:
         """Runs slow, plain code (tokenizing, templates) on a thread, so that streams go on meanwhile."""
