@@ -53,6 +53,8 @@ class Service:
         self.config = config
         self.metrics = Metrics(engine)
         self.prober = _prober(engine, question, config)
+        if self.prober is not None:
+            self.metrics.follow(self.prober)
         self.tracing = make_tracing(config, model.names[0])
         self.started = False
         self.stopping = False
