@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ullage.base.background_stream import BackgroundStream
 from ullage.base.config import setting_values
 from ullage.base.errors import UllageError
 from ullage.base.logs import set_up_logging
@@ -46,7 +47,7 @@ def serve(model: str, config_path: Path | None, **flags: object) -> int:
     """
     options = load_all(SERVE, flags, config_path)
     model_options, engine_options, config, access = options
-    set_up_logging(config.log_level, config.log_format)
+    set_up_logging(config.log_level, config.log_format, BackgroundStream(sys.stderr))
 
     def read_again() -> dict[str, Any]:
         return setting_values(*load_all(SERVE, flags, config_path))

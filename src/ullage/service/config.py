@@ -64,6 +64,13 @@ class ServiceConfig:
         "ullage[tracing].",
         shown_default="no traces",
     )
+    otlp_headers: str | None = setting(
+        None,
+        "Headers for that address, like authorization=Bearer x; more of them after commas. A secret: only from the "
+        "environment, or from the file that ULLAGE_OTLP_HEADERS_FILE names.",
+        shown_default="none",
+        secret=True,
+    )
     probe_interval_seconds: float = setting(
         15.0,
         "How often an idle engine is asked a short question with a known answer, in seconds; not ready when it answers "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+from collections.abc import Callable
 from typing import Any, cast
 
 import h11
@@ -40,10 +41,12 @@ class Connection(H11Protocol):
         _loop: asyncio.AbstractEventLoop | None = None,
         *,
         limits: ServiceConfig,
+        on_refusal: Callable[[str], None],
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self.logger = logger
         self._limits = limits
+        self._on_refusal = on_refusal
         self._header_clock: asyncio.TimerHandle | None = None
         self._send_clock: asyncio.TimerHandle | None = None
         self._patience = Patience(limits.send_timeout_seconds, limits.send_bytes_per_second)
@@ -107,6 +110,7 @@ class Connection(H11Protocol):
     def _refuse(self, error: RequestError) -> None:
         """The whole answer, and the end of the connection."""
         reply = error_reply(error)
+        self._on_refusal(reply.body["error"]["code"] or reply.body["error"]["type"])
         body = encode_json(reply.body)
         headers = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
         headers |= {REQUEST_ID_HEADER: self._request_id(), **reply.headers}

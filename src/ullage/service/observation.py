@@ -16,6 +16,8 @@ from ullage.service.request_record import CURRENT, RequestRecord
 from ullage.service.service import Service
 
 MAX_SHOWN_PATH_CHARS = 200
+POLLED_PATHS = frozenset({"/health/live", "/health/ready", "/metrics"})
+"""Asked every few seconds by machines: worth a line only when something is wrong."""
 
 logger = logging.getLogger(__name__)
 
@@ -53,11 +55,14 @@ class Observer:
     def _complete(self, record: RequestRecord) -> None:
         self._service.metrics.observe_answer(record)
         write_access_line(record)
+        if self._service.tracing is not None:
+            self._service.tracing.observe(record)
 
 
 def write_access_line(record: RequestRecord) -> None:
     """No prompt, no key, and no query: that may be anything."""
-    if not logger.isEnabledFor(logging.INFO):
+    level = logging.DEBUG if record.path in POLLED_PATHS and record.status < 400 else logging.INFO
+    if not logger.isEnabledFor(level):
         return
     seconds = record.ended_at - record.began_at
     path = record.path if len(record.path) <= MAX_SHOWN_PATH_CHARS else record.path[:MAX_SHOWN_PATH_CHARS] + "…"
@@ -81,5 +86,5 @@ def write_access_line(record: RequestRecord) -> None:
         fields["error_code"] = record.error_code
         line += f", {record.error_code}"
     bound = REQUEST_ID.set(record.request_id)  # the last output may come when another task runs
-    logger.info("%s", line, extra={FIELDS: fields})
+    logger.log(level, "%s", line, extra={FIELDS: fields})
     REQUEST_ID.reset(bound)

@@ -108,10 +108,13 @@ class Server(uvicorn.Server):
     """uvicorn, with our way to stop."""
 
     def __init__(self, app: FastAPI, config: ServiceConfig, on_ready: Callable[[str], None] | None = None) -> None:
+        self._service: Service = app.state.service
+        on_refusal = self._service.metrics.observe_refusal
+        connections = partial(connection.Connection, limits=config, on_refusal=on_refusal)
         super().__init__(
             uvicorn.Config(
                 app,
-                http=cast(type[asyncio.Protocol], partial(connection.Connection, limits=config)),
+                http=cast(type[asyncio.Protocol], connections),
                 ws="none",
                 lifespan="on",
                 log_config=None,
@@ -123,7 +126,6 @@ class Server(uvicorn.Server):
             )
         )
         logging.getLogger(connection.__name__).setLevel(logging.ERROR)  # a warning for each mistake of a client
-        self._service: Service = app.state.service
         self.engine_failed = False
         self.cut_off = False
         """Requests had to be ended when the drain time was over."""

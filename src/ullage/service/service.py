@@ -30,6 +30,7 @@ from ullage.service.probe import Prober
 from ullage.service.reload import Apply, Reloadable, Reloads, Settings
 from ullage.service.served_model import ServedModel
 from ullage.service.text_limit import TextLimit
+from ullage.service.tracing import make_tracing
 
 Result = TypeVar("Result")
 
@@ -52,6 +53,9 @@ class Service:
         self.config = config
         self.metrics = Metrics(engine)
         self.prober = _prober(engine, question, config)
+        if self.prober is not None:
+            self.metrics.follow(self.prober)
+        self.tracing = make_tracing(config, model.names[0])
         self.started = False
         self.stopping = False
         self.text_limit = TextLimit(model.tokenizer, engine.max_model_len)
@@ -82,6 +86,8 @@ class Service:
             await self.prober.stop()
         await self.engine.stop()
         self._threads.shutdown(wait=False, cancel_futures=True)
+        if self.tracing is not None:
+            await asyncio.to_thread(self.tracing.close)
         if self.gate is not None:
             self.gate.close()
         if self.allowances is not None:
