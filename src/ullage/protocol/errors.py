@@ -14,6 +14,8 @@ from typing import NotRequired
 from typing_extensions import TypedDict
 
 from ullage.base.errors import (
+    AccessStoreError,
+    AuditLogError,
     AuthenticationError,
     BodyTimeoutError,
     BodyTooLargeError,
@@ -68,6 +70,8 @@ ERROR_TABLE: Mapping[type[Exception], ErrorRow] = {
     DeadlineError: ErrorRow(504, "server_error", "deadline_exceeded", never_retry=True),
     ServerStoppingError: ErrorRow(503, "server_error", "server_stopping"),
     EngineRestartingError: ErrorRow(503, "server_error", "engine_restarting"),
+    AccessStoreError: ErrorRow(503, "server_error", "access_store_unavailable"),
+    AuditLogError: ErrorRow(503, "server_error", "audit_log_unavailable"),
     EngineError: ErrorRow(503, "server_error", "engine_failed"),
     UllageError: ErrorRow(500, "server_error", None),
     Exception: ErrorRow(500, "server_error", "internal_error"),
@@ -126,7 +130,15 @@ def error_reply(error: Exception) -> ErrorReply:
 
 def _headers(row: ErrorRow, error: Exception) -> dict[str, str]:
     headers = {"x-should-retry": "false"} if row.never_retry else {}
-    if isinstance(error, QueueFullError | RateLimitError | EngineRestartingError | ServerStoppingError):
+    if isinstance(
+        error,
+        QueueFullError
+        | RateLimitError
+        | EngineRestartingError
+        | AccessStoreError
+        | AuditLogError
+        | ServerStoppingError,
+    ):
         # The HTTP header counts whole seconds; OpenAI's clients read the finer one first.
         seconds = min(max(SHORTEST_RETRY_SECONDS, error.retry_after_seconds), LONGEST_RETRY_SECONDS)
         headers["retry-after"] = str(math.ceil(seconds))

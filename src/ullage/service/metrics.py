@@ -49,6 +49,10 @@ class Metrics:
         for reason in get_args(FinishReason):
             self._ended.labels(reason)
 
+    def add(self, collector: Collector) -> None:
+        """What else is read."""
+        self._registry.register(collector)
+
     def observe(self, last: GenerationOutput) -> None:
         """:param last: a request's last output"""
         self._ended.labels(last.finish_reason).inc()

@@ -115,6 +115,7 @@ class Server(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                proxy_headers=False,  # uvicorn's would believe every process of this machine
                 backlog=BACKLOG,
                 timeout_keep_alive=config.keep_alive_seconds,
                 timeout_graceful_shutdown=math.ceil(config.drain_seconds + STOP_MARGIN_SECONDS),

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ullage.access.config import AccessConfig
 from ullage.access.gate import Gate
 from ullage.access.keys import KeyStore
+from ullage.access.tenant import check_may_use
 from ullage.base.errors import InvalidRequestError, ModelNotFoundError, QueueFullError, ServerStoppingError
 from ullage.engine.client import EngineClient
 from ullage.engine.constraint import Constraint
 from ullage.engine.grammars import GrammarCompiler
 from ullage.protocol.structured_output import AskedConstraint
+from ullage.service.audit import AuditCollector, open_auditor
 from ullage.service.body_room import BodyRoom
 from ullage.service.config import ServiceConfig
 from ullage.service.constraints import checked_constraint
 from ullage.service.known_answer import KnownQuestion
 from ullage.service.metrics import Metrics
 from ullage.service.probe import Prober
+from ullage.service.request_record import CURRENT
 from ullage.service.served_model import ServedModel
 from ullage.service.text_limit import TextLimit
 
@@ -53,8 +56,12 @@ class Service:
         self.grammars = GrammarCompiler.of_bytes()
         """Checks constraints; the engine compiles them for its own vocabulary."""
         self.body_room = BodyRoom(config.max_held_body_bytes)
-        access = access or AccessConfig()
+        self.access = access = access or AccessConfig()
+        self.clients = access.client_addresses()
         self.gate = None if access.api_keys_file is None else Gate(KeyStore(Path(access.api_keys_file)))
+        self.auditor = open_auditor(access, model)
+        if self.auditor is not None:
+            self.metrics.add(AuditCollector(self.auditor.log))
         self._num_active = 0
         self._cut_off: asyncio.Future[None] | None = None
         self._threads = ThreadPoolExecutor(config.tokenizer_threads, thread_name_prefix="tokenizer")
@@ -74,6 +81,8 @@ class Service:
         self._threads.shutdown(wait=False, cancel_futures=True)
         if self.gate is not None:
             self.gate.close()
+        if self.auditor is not None:
+            await asyncio.to_thread(self.auditor.log.close)
 
     async def off_loop(self, function: Callable[..., Result], *args: object) -> Result:
         """Runs slow, plain code (tokenizing, templates) on a thread, so that streams go on meanwhile."""
@@ -115,10 +124,17 @@ class Service:
     def stopping_error(self) -> ServerStoppingError:
         return ServerStoppingError("the server is stopping", retry_after_seconds=self.config.drain_seconds)
 
-    def check_model(self, name: str) -> None:
-        """:raises ModelNotFoundError: this server doesn't serve it"""
+    def check_model(self, name: str, scope: Mapping[str, Any]) -> None:
+        """
+        :param scope: of ASGI
+        :raises ModelNotFoundError: this server doesn't serve it
+        :raises PermissionDeniedError: the request's key may not use it
+        """
+        check_may_use(scope, name)
         if name not in self.model.names:
             raise ModelNotFoundError("this server doesn't serve that model", param="model", hint="see GET /v1/models")
+        if (record := CURRENT.get()) is not None:
+            record.model = name
 
     def check_num_choices(self, num_choices: int, param: str) -> None:
         """:raises InvalidRequestError: the engine never takes so many at one time"""
