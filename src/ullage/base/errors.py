@@ -124,11 +124,13 @@ class RateLimitError(RequestError):
     """The allowance of requests or tokens a minute, or of requests at once, is used up.
 
     :param retry_after_seconds: when there is room for this request again
+    :param headers: of the answer: what is left of which allowance
     """
 
-    def __init__(self, message: str, *, retry_after_seconds: float) -> None:
+    def __init__(self, message: str, *, retry_after_seconds: float, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(message)
         self.retry_after_seconds = retry_after_seconds
+        self.headers = headers or {}
 
 
 class QuotaExceededError(RequestError):

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from ullage.base.config import setting_values
 from ullage.base.errors import UllageError
 from ullage.base.logs import set_up_logging
 from ullage.cli.settings import SERVE
@@ -40,9 +44,15 @@ def serve(model: str, config_path: Path | None, **flags: object) -> int:
     MODEL is a name in the store, a GGUF file or a folder. Every flag is also a line of the --config file and an
     environment variable: --max-model-len is max_model_len and ULLAGE_MAX_MODEL_LEN.
     """
-    model_options, engine_options, config, access = load_all(SERVE, flags, config_path)
+    options = load_all(SERVE, flags, config_path)
+    model_options, engine_options, config, access = options
     set_up_logging(config.log_level, config.log_format)
-    return run_server(model, model_options, engine_options, config, access)
+
+    def read_again() -> dict[str, Any]:
+        return setting_values(*load_all(SERVE, flags, config_path))
+
+    with _stoppable_while_loading():
+        return run_server(model, model_options, engine_options, config, access, read_again)
 
 
 def run_server(
@@ -51,8 +61,12 @@ def run_server(
     engine_options: EngineOptions,
     config: ServiceConfig,
     access: AccessConfig,
+    read_again: Callable[[], dict[str, Any]] | None = None,
 ) -> int:
-    """Takes the port, builds the engine, says what it is, serves until told to stop; returns the exit code."""
+    """Takes the port, builds the engine, says what it is, serves until told to stop; returns the exit code.
+
+    :param read_again: all settings, when they are to be reloaded; None: they stay as they are
+    """
     from rich.console import Console
 
     from ullage.engine.build import build_engine
@@ -82,7 +96,28 @@ def run_server(
         pinned = PinnedAnswer(store_root().parent / "known-answers", digest.result, built.runner_name)
         question = KnownQuestion.of(built.tokenizer, built.engine.max_request_tokens, pinned)
         app = create_app(built.engine, served, config, access, question)
+        if read_again is not None:
+            given = setting_values(model_options, engine_options, config, access)
+            app.state.service.reloads.follow(read_again, given)
         return server.serve(app, config, bound=bound, on_ready=lambda address: _say_ready(console, address))
+
+
+@contextmanager
+def _stoppable_while_loading() -> Iterator[None]:
+    """Nothing is accepted yet, so a stop that was asked for is a success; and there is nothing to reload. Once it
+    serves, the server has handlers of its own.
+    """
+
+    def stop(*_: object) -> None:
+        sys.exit(0)
+
+    handlers: dict[int, Any] = {signal.SIGTERM: stop, signal.SIGHUP: signal.SIG_IGN}
+    previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def _in_background(function: Callable[[Path], str], path: Path) -> Future[str]:

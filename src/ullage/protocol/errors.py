@@ -130,6 +130,8 @@ def error_reply(error: Exception) -> ErrorReply:
 
 def _headers(row: ErrorRow, error: Exception) -> dict[str, str]:
     headers = {"x-should-retry": "false"} if row.never_retry else {}
+    if isinstance(error, RateLimitError):
+        headers.update(error.headers)
     if isinstance(
         error,
         QueueFullError
@@ -143,6 +145,8 @@ def _headers(row: ErrorRow, error: Exception) -> dict[str, str]:
         seconds = min(max(SHORTEST_RETRY_SECONDS, error.retry_after_seconds), LONGEST_RETRY_SECONDS)
         headers["retry-after"] = str(math.ceil(seconds))
         headers["retry-after-ms"] = str(math.ceil(seconds * 1000))
+    if isinstance(error, ServerStoppingError):
+        headers["connection"] = "close"  # the next request had better go elsewhere
     if isinstance(error, AuthenticationError):
         headers["www-authenticate"] = "Bearer"
     if isinstance(error, MethodNotAllowedError):

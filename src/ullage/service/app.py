@@ -14,10 +14,12 @@ from starlette.responses import Response
 
 from ullage.access.config import AccessConfig
 from ullage.base.errors import (
+    ConfigError,
     DeadlineError,
     EngineRestartingError,
     InvalidRequestError,
     MethodNotAllowedError,
+    PermissionDeniedError,
     ServerStoppingError,
     UllageError,
     UnknownPathError,
@@ -125,6 +127,15 @@ def _add_health_routes(app: FastAPI, service: Service) -> None:
     @app.api_route("/metrics", methods=READ)
     async def metrics() -> Response:
         return Response(service.metrics.text(), media_type=CONTENT_TYPE)
+
+    @app.post("/admin/reload")
+    async def reload() -> Response:
+        if service.gate is None:  # behind a proxy everybody looks like a neighbour, and browsers post where pages say
+            raise PermissionDeniedError("the admin routes need API keys; without them, send the process SIGHUP")
+        try:
+            return _json({"changed": await service.reloads.reload()})
+        except ConfigError as error:
+            raise InvalidRequestError(f"nothing was reloaded: {error}") from error
 
     @app.api_route("/v1/ledger", methods=READ)
     async def ledger() -> Response:

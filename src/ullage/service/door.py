@@ -11,13 +11,15 @@ from contextlib import nullcontext
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ullage.access.tenant import SCOPE_NAME
+from ullage.access.tenant import SCOPE_NAME, tenant_of
 from ullage.base.errors import EngineError, RequestError
 from ullage.protocol.errors import error_reply
 from ullage.service.disconnect import ClientLeftError
 from ullage.service.reply import send_reply
 from ullage.service.request_record import CURRENT
 from ullage.service.service import Service
+
+GENERATION_PATHS = ("/v1/chat/completions", "/v1/completions")
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +49,7 @@ class Door:
                     record.key = key
             # Around the whole answer, streams included. GET makes no work, and health must be told at any time.
             with self._service.admission() if scope["method"] == "POST" else nullcontext():
+                await self._check_allowance(scope)
                 await self._app(scope, receive, noting_send)
         except ClientLeftError:
             logger.debug("the client left")
@@ -59,3 +62,8 @@ class Door:
             if started:
                 raise  # half an answer is out: the server cuts the connection
             await send_reply(noting_send, error_reply(error))
+
+    async def _check_allowance(self, scope: Scope) -> None:
+        """Before the body is read: a tenant that has used everything up costs no work."""
+        if self._service.allowances is not None and scope["path"] in GENERATION_PATHS:
+            await self._service.allowances.check(tenant_of(scope))

@@ -6,14 +6,18 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ullage.access.allowances import open_allowances
 from ullage.access.config import AccessConfig
 from ullage.access.gate import Gate
 from ullage.access.keys import KeyStore
 from ullage.access.tenant import check_may_use
+from ullage.base.config import setting_values
 from ullage.base.errors import InvalidRequestError, ModelNotFoundError, QueueFullError, ServerStoppingError
+from ullage.base.logs import set_log_level
 from ullage.engine.client import EngineClient
 from ullage.engine.constraint import Constraint
 from ullage.engine.grammars import GrammarCompiler
@@ -25,6 +29,7 @@ from ullage.service.constraints import checked_constraint
 from ullage.service.known_answer import KnownQuestion
 from ullage.service.metrics import Metrics
 from ullage.service.probe import Prober
+from ullage.service.reload import Apply, Reloadable, Reloads, Settings
 from ullage.service.request_record import CURRENT
 from ullage.service.served_model import ServedModel
 from ullage.service.text_limit import TextLimit
@@ -57,8 +62,11 @@ class Service:
         """Checks constraints; the engine compiles them for its own vocabulary."""
         self.body_room = BodyRoom(config.max_held_body_bytes)
         self.access = access = access or AccessConfig()
+        self.reloads = Reloads(setting_values(config, access))
+        self.reloads.register(Reloadable("log level", ["log_level"], _prepare_log_level))
         self.clients = access.client_addresses()
         self.gate = None if access.api_keys_file is None else Gate(KeyStore(Path(access.api_keys_file)))
+        self.allowances = open_allowances(access)
         self.auditor = open_auditor(access, model)
         if self.auditor is not None:
             self.metrics.add(AuditCollector(self.auditor.log))
@@ -81,6 +89,8 @@ class Service:
         self._threads.shutdown(wait=False, cancel_futures=True)
         if self.gate is not None:
             self.gate.close()
+        if self.allowances is not None:
+            await asyncio.to_thread(self.allowances.close)
         if self.auditor is not None:
             await asyncio.to_thread(self.auditor.log.close)
 
@@ -109,6 +119,11 @@ class Service:
             yield
         finally:
             self._num_active -= 1
+
+    @property
+    def num_active(self) -> int:
+        """Requests in work, their whole answers included."""
+        return self._num_active
 
     @property
     def cut_off(self) -> asyncio.Future[None]:
@@ -141,6 +156,10 @@ class Service:
         if num_choices > self.engine.max_requests:
             message = f"{num_choices} choices at once, but this server takes at most {self.engine.max_requests}"
             raise InvalidRequestError(message, param=param)
+
+
+def _prepare_log_level(settings: Settings) -> Apply:
+    return partial(set_log_level, settings["log_level"])
 
 
 def _prober(engine: EngineClient, question: KnownQuestion | None, config: ServiceConfig) -> Prober | None:
