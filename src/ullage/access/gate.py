@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 from ullage.access.keys import REFUSAL, ApiKey, KeyStore
@@ -22,10 +22,16 @@ class Gate:
         self._reader = store.reader()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="api-keys")
 
-    async def enter(self, path: str, headers: Iterable[tuple[bytes, bytes]]) -> ApiKey | None:
+    async def enter(
+        self,
+        path: str,
+        headers: Iterable[tuple[bytes, bytes]],
+        on_known: Callable[[ApiKey], None] = lambda _: None,
+    ) -> ApiKey | None:
         """The key that opens this address; None where none is needed.
 
         :param headers: lower-case names, as ASGI gives them
+        :param on_known: told a valid key, also when it doesn't open this address
         :raises AuthenticationError: no valid key
         :raises PermissionDeniedError: a valid key without this route group
         :raises AccessStoreError: the keys can't be read: nobody comes in
@@ -39,6 +45,7 @@ class Gate:
             key = await asyncio.get_running_loop().run_in_executor(self._thread, self._reader.check, text)
         except AuthenticationError:
             raise AuthenticationError(REFUSAL) from None  # the frames of the first one hold the key
+        on_known(key)
         if (group := route_group(path)) not in key.route_groups:
             raise PermissionDeniedError(f"this API key may not use the route group {group}")
         return key

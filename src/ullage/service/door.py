@@ -16,7 +16,7 @@ from ullage.base.errors import EngineError, RequestError
 from ullage.protocol.errors import error_reply
 from ullage.service.disconnect import ClientLeftError
 from ullage.service.reply import send_reply
-from ullage.service.request_record import CURRENT
+from ullage.service.request_record import note_key
 from ullage.service.service import Service
 
 GENERATION_PATHS = ("/v1/chat/completions", "/v1/completions")
@@ -44,9 +44,7 @@ class Door:
             if self._service.auditor is not None and scope["method"] == "POST":
                 self._service.auditor.check()
             if self._service.gate is not None:
-                key = scope[SCOPE_NAME] = await self._service.gate.enter(scope["path"], scope["headers"])
-                if (record := CURRENT.get()) is not None:
-                    record.key = key
+                scope[SCOPE_NAME] = await self._service.gate.enter(scope["path"], scope["headers"], note_key)
             # Around the whole answer, streams included. GET makes no work, and health must be told at any time.
             with self._service.admission() if scope["method"] == "POST" else nullcontext():
                 await self._check_allowance(scope)

@@ -46,7 +46,7 @@ class RequestRecord:
     client: Address | None = None
     """Where the request comes from; None: that can't be known."""
     key: ApiKey | None = None
-    """That let it in; None: it wasn't let in, or none is asked for."""
+    """That came with it; None: no valid one, or none is asked for."""
     keeps_texts: bool = False
     texts: dict[int, str] = field(default_factory=dict)
     """What was read of each choice's text, where texts are kept."""
@@ -104,3 +104,9 @@ def note_error(reply: ErrorReply) -> None:
     """An error was told to the client."""
     if (record := CURRENT.get()) is not None:
         record.error_code = reply.body["error"]["code"] or reply.body["error"]["type"]
+
+
+def note_key(key: ApiKey) -> None:
+    """A valid key came with the request, whether or not it opens the address."""
+    if (record := CURRENT.get()) is not None:
+        record.key = key

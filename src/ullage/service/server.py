@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from types import FrameType
-from typing import cast
+from typing import Literal, cast
 
 import uvicorn
 from fastapi import FastAPI
@@ -23,6 +23,7 @@ from ullage.base.errors import ConfigError, UllageError
 from ullage.service import connection
 from ullage.service.config import ServiceConfig
 from ullage.service.service import Service
+from ullage.service.tls import follow_certificate, server_context
 
 BACKLOG = 512
 MAX_PORT = 65535
@@ -59,10 +60,10 @@ def bind(config: ServiceConfig) -> socket.socket:
     return bound
 
 
-def address_of(bound: socket.socket) -> str:
+def address_of(bound: socket.socket, scheme: Literal["http", "https"] = "http") -> str:
     """``http://host:port``, to be shown or pasted."""
     host, port = bound.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def serve(
@@ -125,6 +126,9 @@ class Server(uvicorn.Server):
         )
         logging.getLogger(connection.__name__).setLevel(logging.ERROR)  # a warning for each mistake of a client
         self._service: Service = app.state.service
+        self._tls = server_context(config)
+        if self._tls is not None:
+            self._service.reloads.register(follow_certificate(self._tls, config))
         self.engine_failed = False
         self.cut_off = False
         """Requests had to be ended when the drain time was over."""
@@ -135,9 +139,10 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
+        self.config.ssl = self._tls
         await super().startup(sockets)
         if self._on_ready is not None and sockets:
-            self._on_ready(address_of(sockets[0]))
+            self._on_ready(address_of(sockets[0], "http" if self._tls is None else "https"))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """First what was accepted ends, while the port stays open: whoever comes now is told when to come back."""

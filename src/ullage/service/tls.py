@@ -6,16 +6,21 @@ itself in memory, as a client that trusts this one certificate.
 
 from __future__ import annotations
 
+import logging
 import ssl
+from functools import partial
 from pathlib import Path
 
 from ullage.base.errors import ConfigError
+from ullage.base.secret_file import read_secret
 from ullage.service.config import ServiceConfig
+from ullage.service.reload import Apply, Reloadable, Settings
 
 READABLE_BY_OTHERS = 0o007
-MAX_PASSWORD_BYTES = 1024
 HAS_EXPIRED, NOT_YET_VALID = 10, 9
 """What OpenSSL calls it (X509_V_ERR_...)."""
+
+logger = logging.getLogger(__name__)
 
 
 def server_context(config: ServiceConfig) -> ssl.SSLContext | None:
@@ -37,13 +42,21 @@ def server_context(config: ServiceConfig) -> ssl.SSLContext | None:
     return context
 
 
-def reload_certificate(context: ssl.SSLContext, config: ServiceConfig) -> None:
-    """Reads certificate and key anew for the connections to come; the authorities of clients stay.
+def follow_certificate(context: ssl.SSLContext, config: ServiceConfig) -> Reloadable:
+    """A reload reads certificate and key anew, for the connections to come; the authorities of clients stay."""
 
-    :raises ConfigError: as ``server_context``; the old ones stay then
-    """
-    server_context(config)
-    _load_certificate(context, config)
+    def prepare(_: Settings) -> Apply:
+        server_context(config)
+        return partial(_load_again, context, config)
+
+    return Reloadable("certificate", (), prepare)
+
+
+def _load_again(context: ssl.SSLContext, config: ServiceConfig) -> None:
+    try:
+        _load_certificate(context, config)
+    except ConfigError as error:  # the files were changed since they were checked, a moment ago
+        logger.error("the certificate was not reloaded: %s", error)
 
 
 def _load_certificate(context: ssl.SSLContext, config: ServiceConfig) -> None:
@@ -99,21 +112,6 @@ def _mode(path: Path, setting: str) -> int:
             return path.stat().st_mode
     except OSError as error:
         raise ConfigError(f"{setting}: can't read {path}: {error.strerror}") from None
-
-
-def read_secret(path: Path) -> str:
-    """The first line of a file.
-
-    :raises ConfigError: it can't be read, or there is nothing
-    """
-    try:
-        with path.open(encoding="utf-8") as file:
-            secret = file.readline(MAX_PASSWORD_BYTES).rstrip("\r\n")
-    except (OSError, UnicodeDecodeError):
-        raise ConfigError(f"can't read the secret in {path}") from None
-    if not secret:
-        raise ConfigError(f"there is no secret in the first line of {path}")
-    return secret
 
 
 def _check_certificate(context: ssl.SSLContext, cert_path: Path) -> None:
