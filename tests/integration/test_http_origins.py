@@ -56,6 +56,23 @@ async def test_without_trusted_proxies_nobody_s_header_counts_not_even_from_this
     assert answer.status_code == 403
 
 
+async def test_a_reload_changes_the_list_and_refuses_what_is_none():
+    async with app_client(ScriptedEngine(), access=AccessConfig(allowed_clients="192.0.2.0/24")) as client:
+        reloads = client._transport.app.state.service.reloads
+        settings = dict(reloads._settings)
+        reloads.follow(lambda: settings, dict(settings))
+        settings["allowed_clients"] = "127.0.0.0"
+        assert await reloads.reload() == ["allowed_clients"]
+        assert (await client.get("/v1/models")).status_code == 403
+        settings["allowed_clients"] = "127.0.0.0/8"
+        await reloads.reload()
+        assert (await client.get("/v1/models")).status_code == 200
+        settings["allowed_clients"] = "127.0.0.1/8"
+        with pytest.raises(ConfigError):
+            await reloads.reload()
+        assert (await client.get("/v1/models")).status_code == 200
+
+
 async def test_pages_of_listed_origins_may_ask_without_a_key_what_they_may_do_and_nothing_else(tmp_path):
     _, text = KeyStore(tmp_path / "keys.db").create("acme", "", ("inference",))
     access = AccessConfig(cors_origins=f"{PAGE}, http://localhost:3000", api_keys_file=str(tmp_path / "keys.db"))

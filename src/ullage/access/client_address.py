@@ -67,6 +67,17 @@ class ClientAddresses:
             raise PermissionDeniedError("this address may not use this server")
 
 
+def client_addresses(allowed: str | None, trusted_proxies: str | None) -> ClientAddresses:
+    """From the settings.
+
+    :raises ConfigError: what is no network
+    """
+    return ClientAddresses(
+        None if allowed is None else parse_networks(allowed, "allowed_clients"),
+        () if trusted_proxies is None else parse_networks(trusted_proxies, "trusted_proxies"),
+    )
+
+
 def _forwarded(headers: Iterable[tuple[bytes, bytes]]) -> list[str]:
     """The entries of all such headers, the last one first."""
     values = [value.decode("latin-1") for name, value in headers if name == FORWARDED_HEADER]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from ullage.access.client_address import ClientAddresses, parse_networks
+from ullage.access.client_address import client_addresses
 from ullage.base.config import setting
 from ullage.base.errors import ConfigError
 
@@ -69,6 +69,7 @@ class AccessConfig:
     )
 
     def __post_init__(self) -> None:
+        client_addresses(self.allowed_clients, self.trusted_proxies)
         if self.audit_log_required and self.audit_log_file is None:
             raise ConfigError("audit_log_required needs an audit log", hint="name one with audit_log_file")
         if "*" in self.origins and self.api_keys_file is not None:
@@ -81,11 +82,3 @@ class AccessConfig:
     @property
     def origins(self) -> tuple[str, ...]:
         return () if self.cors_origins is None else tuple(origin.strip() for origin in self.cors_origins.split(","))
-
-    def client_addresses(self) -> ClientAddresses:
-        """:raises ConfigError: what is no network"""
-        allowed, trusted = self.allowed_clients, self.trusted_proxies
-        return ClientAddresses(
-            None if allowed is None else parse_networks(allowed, "allowed_clients"),
-            () if trusted is None else parse_networks(trusted, "trusted_proxies"),
-        )

@@ -24,8 +24,6 @@ from ullage.base.errors import AccessStoreError, AuthenticationError, ConfigErro
 ROUTE_GROUPS = ("inference", "observe", "admin")
 KEY_PATTERN = re.compile(r"ullage-([0-9a-f]{16})-([0-9a-f]{64})")
 BUSY_TIMEOUT_SECONDS = 5.0
-NO_DIGEST = bytes(32)
-"""Compared with when the id is unknown, so that an unknown key costs the same work as a wrong one."""
 REFUSAL = "the API key is missing, malformed, wrong, expired or revoked"
 """One text for every case: it tells neither which ids exist nor what was sent."""
 
@@ -39,7 +37,11 @@ ADD_MODELS = "ALTER TABLE api_keys ADD COLUMN models TEXT NOT NULL DEFAULT '[]'"
 """To a file that was made before keys had models."""
 COLUMNS = "id, tenant, name, route_groups, created_at, expires_at, revoked_at, models"
 
-FIND = f"SELECT digest, {COLUMNS} FROM api_keys WHERE id = ?"
+FIND = f"""
+SELECT digest, {COLUMNS} FROM api_keys WHERE id = ?
+UNION ALL SELECT zeroblob(32), '', '', '', '', 0.0, NULL, NULL, '[]' LIMIT 1
+"""
+"""An unknown id finds a key that no secret opens, so that it costs the same work as a wrong secret."""
 
 Row = tuple[str, str, str, str, float, float | None, float | None, str]
 
@@ -159,9 +161,9 @@ class KeyReader:
         except (OSError, sqlite3.Error):
             self.close()
             raise AccessStoreError("the API keys can't be read now") from None
-        is_right = hmac.compare_digest(_digest(secret), row[0] if row else NO_DIGEST)
-        key = _key(row[1:]) if row else None
-        if not is_right or key is None or not key.is_valid(time.time()):
+        is_right = hmac.compare_digest(_digest(secret), row[0])
+        key = _key(row[1:])
+        if not is_right or not key.is_valid(time.time()):
             raise AuthenticationError(REFUSAL)
         return key
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ullage.access.allowances import open_allowances
+from ullage.access.client_address import client_addresses
 from ullage.access.config import AccessConfig
 from ullage.access.gate import Gate
 from ullage.access.keys import KeyStore
@@ -64,7 +65,8 @@ class Service:
         self.access = access = access or AccessConfig()
         self.reloads = Reloads(setting_values(config, access))
         self.reloads.register(Reloadable("log level", ["log_level"], _prepare_log_level))
-        self.clients = access.client_addresses()
+        self.clients = client_addresses(access.allowed_clients, access.trusted_proxies)
+        self.reloads.register(Reloadable("clients", ["allowed_clients", "trusted_proxies"], self._prepare_clients))
         self.gate = None if access.api_keys_file is None else Gate(KeyStore(Path(access.api_keys_file)))
         self.allowances = open_allowances(access)
         self.auditor = open_auditor(access, model)
@@ -124,6 +126,10 @@ class Service:
     def num_active(self) -> int:
         """Requests in work, their whole answers included."""
         return self._num_active
+
+    def _prepare_clients(self, settings: Settings) -> Apply:
+        clients = client_addresses(settings["allowed_clients"], settings["trusted_proxies"])
+        return partial(setattr, self, "clients", clients)
 
     @property
     def cut_off(self) -> asyncio.Future[None]:

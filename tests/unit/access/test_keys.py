@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import sqlite3
 from contextlib import closing
 
@@ -68,6 +69,23 @@ def test_a_file_from_before_keys_had_models_is_taken_over(tmp_path):
     assert store.check(text).models == ()
     _, limited = store.create("acme", "", ("inference",), models=("tiny",))
     assert KeyStore(path).check(limited).models == ("tiny",)
+
+
+def test_unknown_and_malformed_keys_cost_the_work_of_wrong_ones(store, monkeypatch):
+    _, text = store.create("acme", "", ("inference",))
+    compared = []
+
+    def compare(left, right):
+        compared.append((len(left), len(right)))
+        return real_compare(left, right)
+
+    real_compare = hmac.compare_digest
+    monkeypatch.setattr(hmac, "compare_digest", compare)
+    for wrong in (text[:-1] + "g", text[:7] + "0" * 16 + text[23:], "x", ""):
+        with pytest.raises(AuthenticationError):
+            store.check(wrong)
+    store.check(text)
+    assert compared == [(32, 32)] * 5
 
 
 @pytest.fixture
