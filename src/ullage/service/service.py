@@ -10,14 +10,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ullage.access.allowances import open_allowances
+from ullage.access.allowances import Allowances, open_allowances
 from ullage.access.client_address import client_addresses
 from ullage.access.config import AccessConfig
 from ullage.access.gate import Gate
 from ullage.access.keys import KeyStore
 from ullage.access.tenant import check_may_use
 from ullage.base.config import setting_values
-from ullage.base.errors import InvalidRequestError, ModelNotFoundError, QueueFullError, ServerStoppingError
+from ullage.base.errors import ConfigError, InvalidRequestError, ModelNotFoundError, QueueFullError, ServerStoppingError
 from ullage.base.logs import set_log_level
 from ullage.engine.client import EngineClient
 from ullage.engine.constraint import Constraint
@@ -69,6 +69,8 @@ class Service:
         self.reloads.register(Reloadable("clients", ["allowed_clients", "trusted_proxies"], self._prepare_clients))
         self.gate = None if access.api_keys_file is None else Gate(KeyStore(Path(access.api_keys_file)))
         self.allowances = open_allowances(access)
+        if self.allowances is not None:
+            self.reloads.register(Reloadable("limits", ["limits_file"], partial(_prepare_limits, self.allowances)))
         self.auditor = open_auditor(access, model)
         if self.auditor is not None:
             self.metrics.add(AuditCollector(self.auditor.log))
@@ -166,6 +168,12 @@ class Service:
 
 def _prepare_log_level(settings: Settings) -> Apply:
     return partial(set_log_level, settings["log_level"])
+
+
+def _prepare_limits(allowances: Allowances, settings: Settings) -> Apply:
+    if settings["limits_file"] is None:
+        raise ConfigError("limits can't be switched off while the server runs", hint="an empty file limits nobody")
+    return allowances.prepare(Path(settings["limits_file"]))
 
 
 def _prober(engine: EngineClient, question: KnownQuestion | None, config: ServiceConfig) -> Prober | None:
