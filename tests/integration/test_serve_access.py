@@ -26,6 +26,7 @@ ROUTES = (
     "/v1/completions",
     "/v1/embeddings",
     "/v1/ledger",
+    "/v1/usage",
     "/tokenize",
     "/detokenize",
     "/metrics",
