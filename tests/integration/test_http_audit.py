@@ -104,6 +104,15 @@ async def test_a_client_that_leaves_is_told_with_what_it_used(path, stream):
     assert line["status"] == (200 if stream else 499)
 
 
+async def test_a_completion_that_only_echoes_is_told_too_and_other_answers_are_not(path):
+    async with app_client(ScriptedEngine(), access=config(path)) as client:
+        fields = {"model": "tiny", "prompt": "hi", "max_tokens": 0, "echo": True}
+        assert (await client.post("/v1/completions", json=fields)).status_code == 200
+        assert (await client.post("/tokenize", json={"prompt": "hi"})).status_code == 200
+        assert (await client.get("/v1/models")).status_code == 200
+    assert [(line["path"], line["model"], line["status"]) for line in lines(path)] == [("/v1/completions", "tiny", 200)]
+
+
 @pytest.mark.parametrize("with_texts", [False, True])
 async def test_prompts_and_answers_are_written_only_when_asked_for(path, with_texts):
     access = config(path, audit_log_prompts=with_texts)

@@ -8,6 +8,7 @@ import os
 import signal
 import ssl
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -110,6 +111,15 @@ async def test_a_body_that_is_too_large_is_refused_over_tls(files):
         answer = await client.post(f"{server.url}/v1/completions", content=b" " * (9 << 20))
         assert answer.status_code == 413
         assert (await client.get(f"{server.url}/health/live")).status_code == 200
+
+
+async def test_a_handshake_must_come_in_the_time_of_a_header(files):
+    config = replace(files.config(), header_timeout_seconds=0.1)
+    async with running_server(ScriptedEngine(), config=config) as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(server.url.rpartition(":")[2]))
+        async with asyncio.timeout(10):
+            assert await reader.read() == b""
+        writer.close()
 
 
 async def test_tls_1_1_is_refused(files):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,6 +13,8 @@ import click
 from ullage.access.keys import ROUTE_GROUPS, ApiKey, KeyStore
 
 SECONDS_PER_DAY = 86400
+PIPE_WIDTH = 1000
+"""Programs get a key in a line."""
 COLUMNS = ("id", "state", "tenant", "name", "route_groups", "models", "created", "expires", "revoked")
 
 
@@ -59,11 +62,12 @@ def list_(store: KeyStore, form: str) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table(*COLUMNS, box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False)
+    for name in COLUMNS:
+        table.add_column(name, overflow="fold", no_wrap=name == "id")
     for row in rows:
         table.add_row(*(escape(_cell(row[name])) for name in COLUMNS))
-    console = Console(highlight=False)
-    console.print(table, soft_wrap=not console.is_terminal)  # whole lines for programs
+    Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH).print(table)
 
 
 def _row(key: ApiKey, now: float) -> dict[str, object]:

@@ -14,7 +14,7 @@ from ullage.access.config import AccessConfig
 from ullage.access.gate import route_group
 from ullage.base.errors import AuditLogError
 from ullage.engine.client import GenerationOutput
-from ullage.service.request_record import RequestRecord
+from ullage.service.request_record import GENERATION_PATHS, RequestRecord
 from ullage.service.served_model import ServedModel
 
 MAX_PATH_CHARS = 200
@@ -47,7 +47,8 @@ class Auditor:
         """
         :param record: complete; told of are requests that generate, those that end in an error, and those of admins
         """
-        if not (record.asked or record.status >= 400 or record.error_code or route_group(record.path) == "admin"):
+        is_of_interest = record.path in GENERATION_PATHS or route_group(record.path) == "admin"
+        if not (is_of_interest or record.status >= 400 or record.error_code):
             return
         num_bytes = LINE_BYTES
         if self.with_texts:

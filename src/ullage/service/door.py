@@ -16,10 +16,8 @@ from ullage.base.errors import EngineError, RequestError
 from ullage.protocol.errors import error_reply
 from ullage.service.disconnect import ClientLeftError
 from ullage.service.reply import send_reply
-from ullage.service.request_record import note_key
+from ullage.service.request_record import GENERATION_PATHS, note_key
 from ullage.service.service import Service
-
-GENERATION_PATHS = ("/v1/chat/completions", "/v1/completions")
 
 logger = logging.getLogger(__name__)
 

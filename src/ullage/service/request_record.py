@@ -17,6 +17,7 @@ from ullage.access.keys import ApiKey
 from ullage.engine.client import GenerationOutput, GenerationRequest
 from ullage.protocol.errors import ErrorReply
 
+GENERATION_PATHS = ("/v1/chat/completions", "/v1/completions")
 CLIENT_LEFT = 499
 """Told in logs as the status of an answer that never began."""
 

@@ -12,9 +12,8 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from functools import partial
 from types import FrameType
-from typing import Literal, cast
+from typing import Literal
 
 import uvicorn
 from fastapi import FastAPI
@@ -29,6 +28,7 @@ BACKLOG = 512
 MAX_PORT = 65535
 FAILURE_EXIT_CODE = 1
 FILES_BESIDE_CONNECTIONS = 64
+TLS_CLOSE_SECONDS = 5.0
 DRAIN_LOOK_SECONDS = 0.02
 STOP_MARGIN_SECONDS = 5.0
 """After the drain time has run out, how long the last error events may take to be sent."""
@@ -112,7 +112,7 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http=cast(type[asyncio.Protocol], partial(connection.Connection, limits=config)),
+                http="h11",  # connections are our own
                 ws="none",
                 lifespan="on",
                 log_config=None,
@@ -134,15 +134,34 @@ class Server(uvicorn.Server):
         """Requests had to be ended when the drain time was over."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._reloading: asyncio.Task[None] | None = None
+        self._handshake_seconds = config.header_timeout_seconds
         self._drain_seconds = config.drain_seconds
         self._on_ready = on_ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listens by itself, as uvicorn gives a handshake a minute."""
         self._loop = asyncio.get_running_loop()
-        self.config.ssl = self._tls
-        await super().startup(sockets)
+        await super().startup([])
+        if self.should_exit:
+            return
+        for bound in sockets or ():
+            self.servers.append(
+                await self._loop.create_server(
+                    self._new_connection,
+                    sock=bound,
+                    backlog=BACKLOG,
+                    ssl=self._tls,
+                    ssl_handshake_timeout=None if self._tls is None else self._handshake_seconds,
+                    ssl_shutdown_timeout=None if self._tls is None else TLS_CLOSE_SECONDS,
+                )
+            )
         if self._on_ready is not None and sockets:
             self._on_ready(address_of(sockets[0], "http" if self._tls is None else "https"))
+
+    def _new_connection(self) -> asyncio.Protocol:
+        return connection.Connection(
+            self.config, self.server_state, self.lifespan.state, self._loop, limits=self._service.config
+        )
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """First what was accepted ends, while the port stays open: whoever comes now is told when to come back."""
