@@ -140,6 +140,7 @@ async def test_a_log_that_can_not_be_written_stops_the_service_only_where_it_is_
         async with asyncio.timeout(10):
             while "ullage_audit_log_failing 1.0" not in (await client.get("/metrics")).text:
                 await asyncio.sleep(0.005)
+        assert "ullage_audit_lines_lost_total 0.0" in (await client.get("/metrics")).text
         answer = await client.post("/v1/chat/completions", json=CHAT)
         readiness = await client.get("/health/ready")
         liveness = await client.get("/health/live")

@@ -10,10 +10,8 @@ from starlette.types import ASGIApp
 from ullage.base.errors import PermissionDeniedError
 from ullage.protocol.errors import error_reply
 from ullage.protocol.json_text import encode_json
-from ullage.service.request_id import REQUEST_ID_HEADER
 
 METHODS = ("GET", "HEAD", "POST")
-SHOWN_HEADERS = (REQUEST_ID_HEADER, "retry-after", "retry-after-ms", "x-should-retry")
 MAX_AGE_SECONDS = 600
 
 
@@ -27,7 +25,7 @@ class Cors(CORSMiddleware):
             allow_origins=origins,
             allow_methods=METHODS,
             allow_headers=("*",),
-            expose_headers=SHOWN_HEADERS,
+            expose_headers=("*",),  # request ids, retry-after, what is left of a limit
             max_age=MAX_AGE_SECONDS,
         )
 
