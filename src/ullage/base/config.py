@@ -21,7 +21,7 @@ from ullage.base.byte_sizes import format_bytes, parse_bytes
 from ullage.base.errors import ConfigError
 
 ENV_PREFIX = "ULLAGE_"
-ENV_OTHERS = ("ULLAGE_HOME", "ULLAGE_DEBUG")
+ENV_OTHERS = ("ULLAGE_HOME", "ULLAGE_DEBUG", "ULLAGE_API_KEY")
 """Environment variables that are not settings of a server; nor are those of the tests."""
 ENV_TESTS = "ULLAGE_TEST_"
 ENV_FILE = "_FILE"

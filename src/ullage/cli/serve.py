@@ -78,11 +78,13 @@ def run_server(
     from ullage.service.app import create_app
     from ullage.service.known_answer import KnownQuestion, PinnedAnswer
     from ullage.service.served_model import ServedModel
+    from ullage.service.tls import server_context
 
     console = Console()
     names = model_options.names(model)
     path = find_model(model)
     build = launch_engine if config.engine_process else build_engine
+    server_context(config)  # what is wrong with a certificate is told before anything slow is loaded
     bound = server.bind(config)
     with bound:
         digest = _in_background(weights_digest, path)  # beside the loading: it reads the same files

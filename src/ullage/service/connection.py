@@ -55,7 +55,8 @@ class Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._counted = CountedTransport(transport)
         super().connection_made(cast(asyncio.Transport, self._counted))
-        transport.set_write_buffer_limits(high=0)  # tell of every byte that waits, not only of many
+        is_tls = transport.get_extra_info("sslcontext") is not None  # asyncio pauses at the bound there, else beyond it
+        transport.set_write_buffer_limits(high=1 if is_tls else 0)  # tell of every byte that waits, not only of many
         if len(self.connections) > self._limits.max_connections:
             message = f"{self._limits.max_connections} connections are open already"
             self._refuse(QueueFullError(message, retry_after_seconds=FULL_RETRY_SECONDS))

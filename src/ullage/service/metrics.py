@@ -50,8 +50,9 @@ class Metrics:
         for reason in get_args(FinishReason):
             self._ended.labels(reason)
 
-    def follow(self, prober: Prober) -> None:
-        self._registry.register(ProbeCollector(prober))
+    def add(self, collector: Collector) -> None:
+        """What else is read."""
+        self._registry.register(collector)
 
     def observe(self, last: GenerationOutput) -> None:
         """:param last: a request's last output"""

@@ -50,10 +50,15 @@ class Observer:
     def _record(self, scope: Scope) -> RequestRecord:
         request_id = scope[REQUEST_ID_SCOPE_NAME] = request_id_of(scope["headers"])
         traceparent = dict(scope["headers"]).get(b"traceparent", b"").decode("ascii", "replace")
-        return RequestRecord(request_id, scope["method"], scope["path"], traceparent, self._complete)
+        record = RequestRecord(request_id, scope["method"], scope["path"], traceparent, self._complete)
+        record.client = self._service.clients.of(scope)
+        record.keeps_texts = self._service.auditor is not None and self._service.auditor.with_texts
+        return record
 
     def _complete(self, record: RequestRecord) -> None:
         self._service.metrics.observe_answer(record)
+        if self._service.auditor is not None:
+            self._service.auditor.note(record)
         write_access_line(record)
         if self._service.tracing is not None:
             self._service.tracing.observe(record)
