@@ -14,6 +14,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -60,7 +61,8 @@ def throw_schema(url: str, seconds: float, seed: int) -> bool:
     command += ["--max-time", f"{seconds:.0f}", "--workers", "4", "--request-timeout", "60", "--continue-on-failure"]
     command += ["--seed", str(seed)]
     hooks = {"SCHEMATHESIS_HOOKS": "tests.fuzz.schema_hooks", "PYTHONPATH": str(ROOT)}
-    return subprocess.run(command, env={**os.environ, **hooks}, cwd=ROOT, check=False).returncode == 0
+    with tempfile.TemporaryDirectory() as folder:  # it keeps what it found beside where it runs
+        return subprocess.run(command, env={**os.environ, **hooks}, cwd=folder, check=False).returncode == 0
 
 
 def peak_resident_bytes(process_id: int) -> int:

@@ -104,6 +104,7 @@ OPERATIONS = (
     Operation("/health/ready", "Whether a new request would be served", statuses=(200, 503)),
     Operation("/metrics", "Figures for Prometheus", media_type=CONTENT_TYPE),
     Operation("/openapi.json", "This document"),
+    Operation("/admin/reload", "Read the settings anew; needs API keys", "post", statuses=(200, 400, 403)),
 )
 
 
