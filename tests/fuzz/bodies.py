@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 PATHS = ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize", "/v1/embeddings")
 CANARY = "c4n4ry"
-"""In whatever is sent; never in an error."""
+"""In whatever is sent, as a value; never in an error. Keys may be there: an error names its field."""
 LEAVING = ("length", "two lengths", "chunks", "both", "encoding")
 """Kinds where a server may rightly wait for more than there is: the client leaves, and needs no answer."""
 MAX_REPLY_BYTES = 64 << 10
@@ -78,7 +78,7 @@ WRONG_VALUES: tuple[Callable[[Random], Any], ...] = (
     lambda rng: [],
     lambda rng: {},
     lambda rng: [CANARY, 1, None, {"a": [CANARY]}],
-    lambda rng: {CANARY: {CANARY: CANARY}},
+    lambda rng: {"odd": {"odd": CANARY}},
     lambda rng: [[CANARY] * 50] * 50,
     lambda rng: [rng.randrange(-5, 60_000) for _ in range(5)],
     lambda rng: {"type": rng.choice(["json_schema", "regex", "grammar", CANARY]), "regex": "(" * 50},

@@ -53,9 +53,6 @@ def validate(model: type[Model], fields: Mapping[str, object]) -> Model:
         return model.model_validate(fields, strict=True)
     except ValidationError as error:
         details = error.errors(include_url=False, include_context=False, include_input=False)
-    for detail in details:
-        if detail["type"] == "extra_forbidden":  # the last part of its place is the key, as the client wrote it
-            detail["loc"], detail["msg"] = detail["loc"][:-1], "has a key that isn't known here"
     lines = [f"{_path(detail)}: {detail['msg']}" for detail in details[:MAX_ERRORS_SHOWN]]
     if len(details) > MAX_ERRORS_SHOWN:
         lines.append(f"and {len(details) - MAX_ERRORS_SHOWN} more")
