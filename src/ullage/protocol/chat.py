@@ -55,10 +55,12 @@ class Message(BaseModel):
     tool_call_id: str | None = None
 
     @property
-    def num_chars(self) -> int:
-        """Of all that a template may write out."""
-        calls = sum(len(call.function.name) + len(call.function.arguments) for call in self.tool_calls or ())
-        return sum(len(part.text) for part in self.content or ()) + len(self.name or "") + calls
+    def texts(self) -> list[str]:
+        """All that a template may write out."""
+        texts = [part.text for part in self.content or ()]
+        for call in self.tool_calls or ():
+            texts += [call.function.name, call.function.arguments]
+        return texts if self.name is None else [*texts, self.name]
 
     def for_template(self) -> dict[str, object]:
         """As a chat template takes it; absent keys are absent."""

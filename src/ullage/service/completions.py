@@ -54,7 +54,7 @@ def tokenize_prompts(service: Service, fields: CompletionRequest) -> list[tuple[
     prompts: list[tuple[int, ...]] = []
     for prompt in fields.prompt:
         if isinstance(prompt, str):
-            service.text_limit.check(len(prompt), "prompt")
+            service.text_limit.check([prompt], "prompt")
             prompts.append(tuple(encode(prompt)))
         else:
             service.text_limit.check_num_tokens(len(prompt), "prompt")

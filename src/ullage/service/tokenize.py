@@ -44,7 +44,7 @@ def _tokens(service: Service, fields: TokenizeRequest) -> bytes:
     if isinstance(fields, TokenizeChatRequest):
         token_ids = list(render_prompt(service, fields)[0])
     else:
-        service.text_limit.check(len(fields.prompt), "prompt")
+        service.text_limit.check([fields.prompt], "prompt")
         token_ids = tokenizer.encode(fields.prompt, add_special_tokens=fields.add_special_tokens is not False)
     tokens = Tokens(count=len(token_ids), max_model_len=service.engine.max_model_len, tokens=token_ids)
     if fields.return_token_strs:
