@@ -22,6 +22,7 @@ from ullage.base.errors import (
     KVCapacityError,
     QueueFullError,
 )
+from ullage.base.logs import TextFormatter
 from ullage.engine.client import GenerationOutput
 from ullage.protocol.json_text import parse_json_object
 from ullage.service import request_body
@@ -249,6 +250,7 @@ class BrokenTemplate(LineTemplate):
 
 async def test_our_own_mistake_is_a_500_with_a_request_id_and_a_log_entry(caplog):
     model = replace(scripted_model(), chat_template=BrokenTemplate())
+    caplog.handler.setFormatter(TextFormatter())
     with caplog.at_level(logging.ERROR):
         async with app_client(ScriptedEngine(), model) as client:
             response = await client.post("/v1/chat/completions", json=CHAT, headers={"x-request-id": "find me"})
@@ -256,7 +258,7 @@ async def test_our_own_mistake_is_a_500_with_a_request_id_and_a_log_entry(caplog
     assert response.status_code == 500
     assert error_of(response)["code"] == "internal_error"
     assert "our own mistake" not in response.text
-    assert "request find me failed" in caplog.text
+    assert "a request failed [find me]" in caplog.text
     assert after.status_code == 200
 
 

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ullage.access.config import AccessConfig
+from ullage.access.tenant import tenant_of
 from ullage.base.errors import (
     ConfigError,
     DeadlineError,
@@ -40,6 +41,7 @@ from ullage.service.request_record import note_error
 from ullage.service.served_model import ServedModel
 from ullage.service.service import Service
 from ullage.service.tokenize import detokenize, tokenize
+from ullage.service.usage import usage as tell_usage
 
 READ = ["GET", "HEAD"]
 
@@ -131,6 +133,10 @@ def _add_health_routes(app: FastAPI, service: Service) -> None:
             return _json({"changed": await service.reloads.reload()})
         except ConfigError as error:
             raise InvalidRequestError(f"nothing was reloaded: {error}") from error
+
+    @app.api_route("/v1/usage", methods=READ)
+    async def usage(request: Request) -> Response:
+        return _json(await tell_usage(service, tenant_of(request.scope)))
 
     @app.api_route("/v1/ledger", methods=READ)
     async def ledger() -> Response:

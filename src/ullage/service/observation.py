@@ -10,7 +10,8 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ullage.base.logs import FIELDS, REQUEST_ID, escaped
-from ullage.service.request_id import REQUEST_ID_HEADER, SCOPE_NAME, request_id_of
+from ullage.service.request_id import REQUEST_ID_HEADER, request_id_of
+from ullage.service.request_id import SCOPE_NAME as REQUEST_ID_SCOPE_NAME
 from ullage.service.request_record import CURRENT, RequestRecord
 from ullage.service.service import Service
 
@@ -45,9 +46,8 @@ class Observer:
             REQUEST_ID.reset(bound[1])
 
     def _record(self, scope: Scope) -> RequestRecord:
-        headers = dict(scope["headers"])
-        traceparent = headers.get(b"traceparent", b"").decode("ascii", "replace")
-        request_id = scope[SCOPE_NAME] = request_id_of(scope["headers"])
+        request_id = scope[REQUEST_ID_SCOPE_NAME] = request_id_of(scope["headers"])
+        traceparent = dict(scope["headers"]).get(b"traceparent", b"").decode("ascii", "replace")
         return RequestRecord(request_id, scope["method"], scope["path"], traceparent, self._complete)
 
     def _complete(self, record: RequestRecord) -> None:

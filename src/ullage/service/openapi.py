@@ -99,12 +99,13 @@ OPERATIONS = (
     Operation("/v1/models/{model}", "Describe a model", gives=ModelCard, statuses=(200, 404)),
     Operation("/tokenize", "Text or chat to token ids", "post", (TokenizeTextRequest, TokenizeChatRequest), Tokens),
     Operation("/detokenize", "Token ids to text", "post", (DetokenizeRequest,), Detokenized),
+    Operation("/admin/reload", "Read settings and files again, all or none", "post", statuses=(200, 400, 403)),
+    Operation("/v1/usage", "What the tenant of the key may use, and has used"),
     Operation("/v1/ledger", "Memory by account, in bytes"),
     Operation("/health/live", "Whether only a restart could help", statuses=(200, 503)),
     Operation("/health/ready", "Whether a new request would be served", statuses=(200, 503)),
     Operation("/metrics", "Figures for Prometheus", media_type=CONTENT_TYPE),
     Operation("/openapi.json", "This document"),
-    Operation("/admin/reload", "Read the settings anew; needs API keys", "post", statuses=(200, 400, 403)),
 )
 
 
