@@ -240,3 +240,21 @@ async def test_a_client_that_goes_on_sending_after_its_answer_is_cut_off(monkeyp
         writer.write(head)
         assert b"404" in await reader.readline()
         await until(lambda: num_connections(server) == 0)
+
+
+async def test_a_body_that_drips_is_bounded_as_a_whole():
+    config = ServiceConfig(port=0, body_timeout_seconds=0.3)
+    async with running_server(ScriptedEngine(), config=config) as server, connection(server) as (reader, writer):
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\nx-request-id: slow\r\ncontent-length: 1000\r\n\r\n")
+
+        async def drip() -> None:
+            for _ in range(900):
+                writer.write(b" ")
+                await asyncio.sleep(0.01)
+
+        dripping = asyncio.create_task(drip())
+        async with asyncio.timeout(3):
+            head = await reader.readuntil(b"\r\n\r\n")
+        dripping.cancel()
+    assert head.startswith(b"HTTP/1.1 408 ")
+    assert b"x-request-id: slow\r\n" in head
