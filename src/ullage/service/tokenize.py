@@ -1,8 +1,8 @@
 """POST /tokenize and POST /detokenize: what the model reads, and what it says, as token ids.
 
 ``detokenize`` gives back the text that ``tokenize`` was given: a BOS that was put first is left out, and the names of
-other control tokens are written out. What the vocabulary has no token for is lost, and what it doesn't tell apart is made one
-(U+2581 is a space to SentencePiece), as it is to the model.
+other control tokens are written out. What the vocabulary has no token for is lost, and what it doesn't tell apart is
+made one (U+2581 is a space to SentencePiece), as it is to the model.
 """
 
 from __future__ import annotations
