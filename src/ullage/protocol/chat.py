@@ -127,7 +127,7 @@ class ChatCompletionRequest(ChatPromptFields, GenerationFields):
             raise InvalidRequestError("max_tokens and max_completion_tokens differ: send only one", param="max_tokens")
         if self.top_logprobs and not self.logprobs:
             raise InvalidRequestError("top_logprobs is only allowed with logprobs: true", param="top_logprobs")
-        if self.called_tools and self.asked_constraint() is not None:
+        if self.called_tools and self.asked_constraint is not None:
             raise InvalidRequestError(
                 "output can be constrained or may call tools, not both: send tool_choice none, or no constraint",
                 param="tools",

@@ -46,7 +46,7 @@ async def create_chat_completion(service: Service, request: Request) -> Response
         [prompt],
         default_max_tokens=None,
         ignored_fields=ignored,
-        constraint=tools.constraint if tools else await service.constraint(fields.asked_constraint()),
+        constraint=tools.constraint if tools else await service.constraint(fields.asked_constraint),
         visible_token_ids=tools.visible_token_ids if tools else (),
     )
     try:

@@ -35,7 +35,7 @@ async def create_completion(service: Service, request: Request) -> Response:
         tenant=tenant_of(request.scope), num_requests=num_requests, num_prompt_tokens=num_requests
     )
     prompts = await service.off_loop(tokenize_prompts, service, fields)
-    asked = Asked(fields, prompts, DEFAULT_MAX_TOKENS, ignored, await service.constraint(fields.asked_constraint()))
+    asked = Asked(fields, prompts, DEFAULT_MAX_TOKENS, ignored, await service.constraint(fields.asked_constraint))
     writer = CompletionWriter(service, fields, prompts)
     if fields.max_tokens == 0:
         sampling_params(fields.model_copy(update={"max_tokens": 1}), default_max_tokens=1)  # as wrong as elsewhere
