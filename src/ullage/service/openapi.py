@@ -37,6 +37,7 @@ DESCRIPTIONS = {
     408: "The body did not arrive in time",
     413: "The body is too large",
     429: "No room for now, or an allowance is used up; `Retry-After` says when to come back",
+    431: "The header is too large",
     500: "A mistake of this server",
     503: "The engine or the server is on its way up or down",
     504: "The request took longer than it may",
@@ -53,9 +54,10 @@ _TIMEOUT: Json = {
     "description": "Seconds that the request may take; the shortest of this, the field and the server's limit holds",
     "schema": {"type": "number", "exclusiveMinimum": 0},
 }
-ALWAYS = (500,)
+ALWAYS = (400, 429, 431, 500)
+"""What the connection itself may answer, before anybody knows the address, and our own mistakes."""
 WITH_KEYS = (401, 403, 503)
-WITH_BODY = (400, 404, 408, 413, 429, 503)
+WITH_BODY = (404, 408, 413)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +173,7 @@ def _described(operation: Operation, model_names: Sequence[str], *, needs_keys: 
         described["requestBody"] = {"required": True, "content": {JSON: {"schema": _one_of(operation.takes)}}}
     statuses = {*operation.statuses, *ALWAYS}
     statuses |= set(WITH_BODY) if operation.takes else set()
-    statuses |= {429, 503} if operation.method == "post" else set()
+    statuses |= {503} if operation.method == "post" else set()
     statuses |= set(WITH_KEYS) if needs_keys and not is_open else set()
     described["responses"] = {str(status): _response(operation, status) for status in sorted(statuses)}
     return described
@@ -184,8 +186,9 @@ def _operation_id(operation: Operation) -> str:
 
 def _response(operation: Operation, status: int) -> Json:
     content: Json = {JSON: {"schema": _ref("ErrorBody")}}
-    if operation.path.startswith("/health/"):
-        content = {JSON: {"schema": {"type": "object", "required": ["status"]}}}
+    if operation.path.startswith("/health/") and status in operation.statuses:
+        state = {"type": "object", "required": ["status"]}
+        content = {JSON: {"schema": state if status == 200 else {"anyOf": [state, _ref("ErrorBody")]}}}
     elif status == 200:
         schema = {"type": "object"} if operation.gives is None else _ref(operation.gives.__name__)
         content = {operation.media_type: {"schema": schema if operation.media_type == JSON else {"type": "string"}}}
