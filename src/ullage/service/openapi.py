@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 from ullage import __version__
 from ullage.access.gate import OPEN_PATH
 from ullage.protocol import sse
-from ullage.protocol.chat import ChatCompletion, ChatCompletionRequest
+from ullage.protocol.chat import ChatChunk, ChatCompletion, ChatCompletionRequest
 from ullage.protocol.completions import Completion, CompletionRequest
 from ullage.protocol.errors import ErrorBody
 from ullage.protocol.fields import FIELD_RULES
@@ -72,7 +72,8 @@ class Operation:
     gives: Any = None
     """Type of the answer; None: a JSON object that isn't described further."""
     media_type: str = JSON
-    streams: bool = False
+    streams: Any = None
+    """Type of an event's data, where the answer may be a stream."""
     statuses: tuple[int, ...] = (200,)
     """Those of its own, besides what any request may meet."""
 
@@ -84,7 +85,7 @@ OPERATIONS = (
         "post",
         (ChatCompletionRequest,),
         ChatCompletion,
-        streams=True,
+        streams=ChatChunk,
         statuses=(200, 504),
     ),
     Operation(
@@ -93,7 +94,7 @@ OPERATIONS = (
         "post",
         (CompletionRequest,),
         Completion,
-        streams=True,
+        streams=Completion,
         statuses=(200, 504),
     ),
     Operation("/v1/embeddings", "Always refused: the model generates text", "post", statuses=(400,)),
@@ -114,8 +115,8 @@ OPERATIONS = (
 def openapi_document(model_names: Sequence[str], *, needs_keys: bool) -> Json:
     """:param needs_keys: whether every address but liveness asks for an API key"""
     wanted = [(cls, "validation") for operation in OPERATIONS for cls in operation.takes]
-    wanted += [(op.gives, "serialization") for op in OPERATIONS if op.gives is not None]
-    wanted.append((ErrorBody, "serialization"))
+    given = {cls for operation in OPERATIONS for cls in (operation.gives, operation.streams) if cls is not None}
+    wanted += [(cls, "serialization") for cls in sorted({*given, ErrorBody}, key=lambda cls: cls.__name__)]
     schemas = _schemas(wanted)
     for operation in OPERATIONS:
         for cls in operation.takes:
@@ -167,7 +168,7 @@ def _described(operation: Operation, model_names: Sequence[str], *, needs_keys: 
     if "{model}" in operation.path:
         schema = {"enum": list(model_names)}
         described["parameters"].append({"name": "model", "in": "path", "required": True, "schema": schema})
-    if operation.streams:
+    if operation.streams is not None:
         described["parameters"].append(_TIMEOUT)
     if operation.takes:
         described["requestBody"] = {"required": True, "content": {JSON: {"schema": _one_of(operation.takes)}}}
@@ -192,10 +193,17 @@ def _response(operation: Operation, status: int) -> Json:
     elif status == 200:
         schema = {"type": "object"} if operation.gives is None else _ref(operation.gives.__name__)
         content = {operation.media_type: {"schema": schema if operation.media_type == JSON else {"type": "string"}}}
-        if operation.streams:
-            content[sse.MEDIA_TYPE] = {"schema": {"type": "string"}}
+        if operation.streams is not None:
+            content[sse.MEDIA_TYPE] = {"schema": _event(operation.streams)}
     headers = {REQUEST_ID_HEADER: {"$ref": f"#/components/headers/{REQUEST_ID_HEADER}"}}
     return {"description": DESCRIPTIONS[status], "headers": headers, "content": content}
+
+
+def _event(cls: Any) -> Json:
+    """One event of a stream: that is what readers of OpenAPI take such a schema for."""
+    chunk = {"anyOf": [_ref(cls.__name__), _ref("ErrorBody")]}
+    text = {"type": "string", "contentMediaType": JSON, "contentSchema": chunk}
+    return {"type": "object", "required": ["data"], "properties": {"data": {"anyOf": [text, {"const": "[DONE]"}]}}}
 
 
 def _one_of(classes: Sequence[Any]) -> Mapping[str, Any]:
