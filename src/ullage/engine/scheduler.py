@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Literal
 
-from ullage.base.errors import ConfigError, DeadlineError, EngineError
+from ullage.base.errors import ConfigError, DeadlineError, EngineError, InvalidRequestError, UllageError
 from ullage.engine.block_forecast import most_blocks
 from ullage.engine.client import RequestTimes
 from ullage.engine.deadlines import Deadlines
@@ -320,7 +320,8 @@ class Scheduler:
             self._note_token(request, now)
             self.waiting.charge_output_token(request)
         times = None if request.finish_reason is None else self._finish(request)
-        return _output(request, token, EngineError(token.error) if token.error else None, times)
+        error_class = InvalidRequestError if token.is_requests_fault else EngineError
+        return _output(request, token, error_class(token.error) if token.error else None, times)
 
     def _note_token(self, request: Request, now: float) -> None:
         if request.last_token_at is None:
@@ -380,7 +381,7 @@ def _scheduled(request: Request, num_tokens: int) -> ScheduledRequest:
 
 
 def _output(
-    request: Request, token: SampledToken, error: EngineError | DeadlineError | None, times: RequestTimes | None
+    request: Request, token: SampledToken, error: UllageError | None, times: RequestTimes | None
 ) -> TokenOutput:
     return TokenOutput(
         request_id=request.request_id,

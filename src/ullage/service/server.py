@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import gc
 import logging
 import math
 import resource
@@ -86,6 +87,8 @@ def serve(
     bound = bound or bind(config)
     with bound:
         server = Server(app, config, on_ready)
+        gc.collect()
+        gc.freeze()  # what is loaded stays: looking through it again and again would hold up every stream
         server.run(sockets=[bound])
     return FAILURE_EXIT_CODE if server.force_exit or server.cut_off or server.engine_failed else 0
 

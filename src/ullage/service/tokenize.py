@@ -1,7 +1,8 @@
 """POST /tokenize and POST /detokenize: what the model reads, and what it says, as token ids.
 
 ``detokenize`` gives back the text that ``tokenize`` was given: a BOS that was put first is left out, and the names of
-other control tokens are written out. Bytes that the vocabulary has no token for are lost, as they are to the model.
+other control tokens are written out. What the vocabulary has no token for is lost, and what it doesn't tell apart is
+made one (U+2581 is a space to SentencePiece), as it is to the model.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def _tokens(service: Service, fields: TokenizeRequest) -> bytes:
     if isinstance(fields, TokenizeChatRequest):
         token_ids = list(render_prompt(service, fields)[0])
     else:
-        service.text_limit.check(len(fields.prompt), "prompt")
+        service.text_limit.check([fields.prompt], "prompt")
         token_ids = tokenizer.encode(fields.prompt, add_special_tokens=fields.add_special_tokens is not False)
     tokens = Tokens(count=len(token_ids), max_model_len=service.engine.max_model_len, tokens=token_ids)
     if fields.return_token_strs:
