@@ -16,6 +16,7 @@ from ullage.access.config import AccessConfig
 from ullage.engine.client import EngineClient
 from ullage.service.app import create_app
 from ullage.service.config import ServiceConfig
+from ullage.service.known_answer import KnownQuestion
 from ullage.service.served_model import ServedModel
 from ullage.service.server import Server, address_of, bind
 
@@ -50,11 +51,13 @@ async def running_server(
     model: ServedModel | None = None,
     config: ServiceConfig | None = None,
     access: AccessConfig | None = None,
+    question: KnownQuestion | None = None,
 ) -> AsyncIterator[RunningServer]:
     config = config or ServiceConfig(port=0, drain_seconds=1.0)
     ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     with bind(config) as bound:
-        server = Server(create_app(engine, model or scripted_model(), config, access), config, ready.set_result)
+        app = create_app(engine, model or scripted_model(), config, access, question)
+        server = Server(app, config, ready.set_result)
         running = RunningServer(address_of(bound), server, asyncio.create_task(server.serve(sockets=[bound])))
         try:
             assert await ready == running.url

@@ -119,7 +119,8 @@ class ScriptedEngine(EngineClient):
         """So many outputs of each request, then none until ``let_go`` or ``stop``."""
         self.healthy = True
         self.num_stuck = 0
-        self.seconds_since_step = 0.0
+        self.seconds_quiet = 0.0
+        """When it works."""
         self.stopped = asyncio.Event()
         self._resumed = asyncio.Event()
 
@@ -148,7 +149,8 @@ class ScriptedEngine(EngineClient):
 
     def status(self) -> EngineStatus:
         num_running = self.num_open + self.num_stuck
-        return EngineStatus(self.healthy, "as scripted", num_running, 0, 7, self.seconds_since_step)
+        seconds_quiet = self.seconds_quiet if num_running else 0.0
+        return EngineStatus(self.healthy, "as scripted", num_running, 0, 7, 0.0, seconds_quiet=seconds_quiet)
 
 
 class ScriptedStream:

@@ -290,7 +290,7 @@ async def test_health_follows_the_engine():
             return tuple([(await client.get(f"/health/{kind}")).status_code for kind in ("live", "ready")])
 
         assert await statuses() == (200, 200)
-        engine.seconds_since_step = 60.0
+        engine.seconds_quiet = 60.0
         assert await statuses() == (200, 200)  # idle is healthy
         engine.num_stuck = 1
         assert await statuses() == (503, 503)

@@ -122,7 +122,8 @@ async def test_an_error_after_the_first_byte_is_raised_while_reading(client, eng
 async def test_what_can_never_succeed_is_not_tried_again(engine):
     engine.refusals[0] = ContextLengthError("too long")
     asked = []
-    engine.submit = lambda request, submit=engine.submit: (asked.append(request), submit(request))[1]
+    submit = engine.submit
+    engine.submit = lambda request, on_end: (asked.append(request), submit(request, on_end))[1]
     async with (
         running_server(engine) as server,
         openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=2) as client,

@@ -181,15 +181,20 @@ async def test_stopping_lets_running_requests_end_and_takes_no_new_ones():
         asking = asyncio.create_task(client.post(f"{server.url}/v1/chat/completions", json=CHAT))
         await until(lambda: engine.num_open == 1)
         signal.raise_signal(signal.SIGTERM)
-        await until(lambda: not server.server.servers[0].is_serving())
-        with pytest.raises(httpx.ConnectError):
-            await httpx.AsyncClient().get(f"{server.url}/health/ready")
+        async with httpx.AsyncClient(base_url=server.url) as other:
+            for _ in range(2):
+                told = await other.get("/health/ready")
+                assert (told.status_code, told.json()["status"]) == (503, "draining")
+                refused = await other.post("/v1/chat/completions", json=CHAT)
+                assert (refused.status_code, refused.json()["error"]["code"]) == (503, "server_stopping")
+                assert (refused.headers["retry-after"], refused.headers["connection"]) == ("1", "close")
         assert not asking.done()
         engine.let_go()
         assert (await asking).json()["choices"][0]["finish_reason"] == "stop"
         await server.task
     assert engine.stopped.is_set()
     assert not server.server.force_exit
+    assert not server.server.cut_off
 
 
 async def test_what_does_not_end_in_time_ends_with_an_error():

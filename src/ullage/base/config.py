@@ -80,6 +80,11 @@ def settings_of(cls: type) -> dict[str, SettingInfo]:
     return {info.name: info for info in infos}
 
 
+def setting_values(*instances: Any) -> dict[str, Any]:
+    """The settings of some instances, by name."""
+    return {name: getattr(instance, name) for instance in instances for name in settings_of(type(instance))}
+
+
 def _describe(f: Field[Any], hint: Any) -> SettingInfo:
     if typing.get_origin(hint) in (types.UnionType, typing.Union):  # ``int | None``: None is only ever the default
         (hint,) = (arg for arg in typing.get_args(hint) if arg is not type(None))

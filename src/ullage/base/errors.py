@@ -21,6 +21,7 @@
     │   └── BodyTimeoutError          HTTP: the body did not arrive in time
     └── EngineError               the engine failed; not the caller's fault
         ├── EngineRestartingError     the engine is being started again
+        ├── AccessStoreError          API keys, limits or quotas can't be read
         └── ServerStoppingError       the server is on its way down
 
 The message says what happened; ``hint`` says what to change. What each class becomes over HTTP stands in one
@@ -121,11 +122,13 @@ class RateLimitError(RequestError):
     """The allowance of requests or tokens a minute, or of requests at once, is used up.
 
     :param retry_after_seconds: when there is room for this request again
+    :param headers: of the answer: what is left of which allowance
     """
 
-    def __init__(self, message: str, *, retry_after_seconds: float) -> None:
+    def __init__(self, message: str, *, retry_after_seconds: float, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(message)
         self.retry_after_seconds = retry_after_seconds
+        self.headers = headers or {}
 
 
 class QuotaExceededError(RequestError):
@@ -170,6 +173,17 @@ class EngineRestartingError(EngineError):
     """
 
     def __init__(self, message: str, *, retry_after_seconds: float) -> None:
+        super().__init__(message)
+        self.retry_after_seconds = retry_after_seconds
+
+
+class AccessStoreError(EngineError):
+    """API keys, limits or quotas can't be read now: nobody comes in unchecked.
+
+    :param retry_after_seconds: when to try again
+    """
+
+    def __init__(self, message: str, *, retry_after_seconds: float = 1.0) -> None:
         super().__init__(message)
         self.retry_after_seconds = retry_after_seconds
 

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-import logging
+import signal
+import sys
+import threading
 import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from ullage.base.config import setting_values
+from ullage.base.errors import UllageError
+from ullage.base.logs import set_up_logging
 from ullage.cli.settings import SERVE
 from ullage.cli.settings_flags import SettingsCommand, load_all
 
@@ -36,9 +44,15 @@ def serve(model: str, config_path: Path | None, **flags: object) -> int:
     MODEL is a name in the store, a GGUF file or a folder. Every flag is also a line of the --config file and an
     environment variable: --max-model-len is max_model_len and ULLAGE_MAX_MODEL_LEN.
     """
-    model_options, engine_options, config, access = load_all(SERVE, flags, config_path)
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.WARNING)
-    return run_server(model, model_options, engine_options, config, access)
+    options = load_all(SERVE, flags, config_path)
+    model_options, engine_options, config, access = options
+    set_up_logging(config.log_level, config.log_format)
+
+    def read_again() -> dict[str, Any]:
+        return setting_values(*load_all(SERVE, flags, config_path))
+
+    with _stoppable_while_loading():
+        return run_server(model, model_options, engine_options, config, access, read_again)
 
 
 def run_server(
@@ -47,15 +61,21 @@ def run_server(
     engine_options: EngineOptions,
     config: ServiceConfig,
     access: AccessConfig,
+    read_again: Callable[[], dict[str, Any]] | None = None,
 ) -> int:
-    """Takes the port, builds the engine, says what it is, serves until told to stop; returns the exit code."""
+    """Takes the port, builds the engine, says what it is, serves until told to stop; returns the exit code.
+
+    :param read_again: all settings, when they are to be reloaded; None: they stay as they are
+    """
     from rich.console import Console
 
     from ullage.engine.build import build_engine
     from ullage.engine.launch import launch_engine
-    from ullage.models.store import find_model
+    from ullage.models.store import find_model, store_root
+    from ullage.models.weights_digest import weights_digest
     from ullage.service import server
     from ullage.service.app import create_app
+    from ullage.service.known_answer import KnownQuestion, PinnedAnswer
     from ullage.service.served_model import ServedModel
 
     console = Console()
@@ -64,6 +84,7 @@ def run_server(
     build = launch_engine if config.engine_process else build_engine
     bound = server.bind(config)
     with bound:
+        digest = _in_background(weights_digest, path)  # beside the loading: it reads the same files
         started = time.monotonic()
         if console.is_terminal:
             with console.status(f"loading {model}"):
@@ -72,8 +93,45 @@ def run_server(
             built = build(path, engine_options)
         _introduce(console, names[0], path, built, time.monotonic() - started)
         served = ServedModel(names, int(time.time()), built.tokenizer, built.chat_template)
-        app = create_app(built.engine, served, config, access)
+        pinned = PinnedAnswer(store_root().parent / "known-answers", digest.result, built.runner_name)
+        question = KnownQuestion.of(built.tokenizer, built.engine.max_request_tokens, pinned)
+        app = create_app(built.engine, served, config, access, question)
+        if read_again is not None:
+            given = setting_values(model_options, engine_options, config, access)
+            app.state.service.reloads.follow(read_again, given)
         return server.serve(app, config, bound=bound, on_ready=lambda address: _say_ready(console, address))
+
+
+@contextmanager
+def _stoppable_while_loading() -> Iterator[None]:
+    """Nothing is accepted yet, so a stop that was asked for is a success; and there is nothing to reload. Once it
+    serves, the server has handlers of its own.
+    """
+
+    def stop(*_: object) -> None:
+        sys.exit(0)
+
+    handlers: dict[int, Any] = {signal.SIGTERM: stop, signal.SIGHUP: signal.SIG_IGN}
+    previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _in_background(function: Callable[[Path], str], path: Path) -> Future[str]:
+    """On a thread that holds nobody up who wants to end the process."""
+    result: Future[str] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(function(path))
+        except UllageError as error:
+            result.set_exception(error)
+
+    threading.Thread(target=run, name="weights-digest", daemon=True).start()
+    return result
 
 
 def _introduce(console: Console, name: str, path: Path, built: BuiltEngine, load_seconds: float) -> None:

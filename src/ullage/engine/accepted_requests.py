@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from ullage.base.errors import EngineError
 from ullage.engine.admission import Admission, Ticket
-from ullage.engine.client import GenerationOutput, GenerationRequest, OnEnd
+from ullage.engine.client import GenerationOutput, GenerationRequest, OnEnd, RequestTimes
 from ullage.engine.output import merge_outputs, nothing_yet
 from ullage.engine.request import RequestLimits
 from ullage.engine.scheduler import SchedulerConfig
@@ -29,6 +29,8 @@ class Mailbox:
         self.on_end = on_end
         self.ticket = ticket
         self.arrived_at = arrived_at
+        self.started_at: float | None = None
+        """When the engine told that it had left the queue."""
         self.latest = nothing_yet(request)
         """For its counts."""
         self.left = False
@@ -142,6 +144,7 @@ class AcceptedRequests:
         for key in started:
             if (mailbox := self._mailboxes.get(key)) is not None:
                 self._admission.started(mailbox.ticket)
+                mailbox.started_at = mailbox.started_at or self._clock()
         for key, output in events:
             mailbox = self._mailboxes.get(key)
             if mailbox is None:
@@ -164,8 +167,11 @@ class AcceptedRequests:
 
     def _end(self, mailbox: Mailbox, last: GenerationOutput) -> None:
         assert self._admission is not None
+        now = self._clock()
+        if last.times is None:  # the core never saw it, or is no more
+            last = replace(last, times=RequestTimes(mailbox.arrived_at, mailbox.started_at, None, now))
         del self._mailboxes[mailbox.key]
-        self._admission.ended(mailbox.ticket, self._clock())
+        self._admission.ended(mailbox.ticket, now)
         mailbox.put(last)
         if mailbox.on_end is not None:
             mailbox.on_end(last)

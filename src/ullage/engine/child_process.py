@@ -7,6 +7,7 @@ the system kills the child. Its output is a pipe too: what it logs comes through
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import select
@@ -17,25 +18,24 @@ import sys
 import tempfile
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import zmq
 
 from ullage.base.errors import EngineError
 from ullage.engine import wire
+from ullage.engine.cpu_use import CpuUse
 from ullage.engine.wire import EngineFailed, EngineReady
 
 logger = logging.getLogger(__name__)
 
 MAX_MESSAGES = 1000
 """Messages that wait for the service at most; the engine pauses then."""
-MAX_LOG_LINE_BYTES = 4096
+MAX_LOG_LINE_BYTES = 1 << 16
 EXIT_SECONDS = 1.0
 """From the end of its output to its own."""
 MAX_ADDRESS_BYTES = 100
 """The system's limit for the address of a local socket is 108 bytes."""
-_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
 class ChildProcess:
@@ -56,12 +56,12 @@ class ChildProcess:
         self._log_rest = b""
         self._ended = False
         self._destroying = threading.Lock()
-        self._cpu_seconds = 0.0
         try:
             self._process = self._start(module)
         except BaseException:
             self._close_socket()
             raise
+        self._cpu_use = CpuUse(str(self.pid))
         assert self._process.stdout is not None
         self.log_fd = self._process.stdout.fileno()
         os.set_blocking(self.log_fd, False)
@@ -126,22 +126,29 @@ class ChildProcess:
         return not self._ended
 
     def _log(self, line: str) -> None:
-        """Lines begin with the name of their level; others are what the interpreter writes on its way down."""
-        if line:
-            level, _, text = line.partition(" ")
-            number = logging.getLevelNamesMapping().get(level)
-            logger.log(number or logging.WARNING, "engine process %d: %s", self.pid, text if number else line)
-            self._last_line = line
+        """Lines are those of ``JsonFormatter``; others are what the interpreter writes on its way down."""
+        if not line:
+            return
+        try:
+            told = json.loads(line)
+            name, level, message = (
+                told["logger"],
+                logging.getLevelNamesMapping()[told["level"].upper()],
+                told["message"],
+            )
+        except (ValueError, TypeError, KeyError):
+            name, level, message, told = logger.name, logging.WARNING, line, {}
+        self._last_line = message
+        origin = logging.getLogger(name)
+        if origin.isEnabledFor(level):
+            args = (self.pid, message)
+            record = origin.makeRecord(name, level, "", 0, "engine process %d: %s", args, None)
+            record.exc_text = told.get("traceback")
+            origin.handle(record)
 
     def is_working(self) -> bool:
         """Whether it ran, or would have if it had got a core, since the last time this was asked."""
-        try:
-            fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            return False
-        cpu_seconds = (int(fields[11]) + int(fields[12])) / _TICKS_PER_SECOND  # in user and in kernel mode
-        worked, self._cpu_seconds = cpu_seconds > self._cpu_seconds, cpu_seconds
-        return worked or fields[0] in "RD"
+        return self._cpu_use.is_working()
 
     def wait_until_ready(self, quiet_seconds: float) -> EngineReady:
         """Blocks until it has loaded. May be called on any thread, as long as it's one at a time.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -34,6 +34,8 @@ class GenerationRequest:
     """Class of urgency: a lower number goes first, whoever's it is."""
     timeout_seconds: float | None = None
     """From acceptance to the last output, the time in the queue included; None: no limit."""
+    is_probe: bool = False
+    """Asked to see whether the engine works: it is in no count and in no cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,7 @@ class GenerationOutput:
     error: UllageError | None = None
     """Set when ``finish_reason`` is ``error``."""
     times: RequestTimes | None = None
-    """On the last event, unless the engine itself failed."""
+    """On the last event."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +120,25 @@ class EngineStatus:
     state: EngineState = "ready"
     num_restarts: int = 0
     """Times the engine's process was started anew."""
+    seconds_quiet: float = 0.0
+    """Since it last gave a sign of life: a message or the end of a step, and while it works, the use of a core."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFigures:
+    """Totals since the engine began that are too many to be told with every step."""
+
+    stage_seconds: Mapping[str, float] = field(default_factory=dict)
+    """Time spent in each kind of operator; empty where the runner doesn't know."""
+    token_gap_counts: Sequence[int] = ()
+    """Gaps between the tokens of a request, by the bucket of ``token_gaps.GAP_SECONDS`` that each fell in."""
+    token_gap_seconds: float = 0.0
+    """All of them together."""
 
 
 OnEnd = Callable[[GenerationOutput], None]
-"""Told the last output of a request on the event loop, exactly once, whether or not its reader is still there."""
+"""Told the last output of a request on the event loop, exactly once, whether or not its reader is still there.
+It has its ``times``."""
 
 
 class OutputStream(Protocol):
@@ -185,3 +202,7 @@ class EngineClient(ABC):
 
     @abstractmethod
     def status(self) -> EngineStatus: ...
+
+    def figures(self) -> EngineFigures:
+        """As of a second ago at most."""
+        return EngineFigures()

@@ -17,7 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 
-from ullage.engine.client import EngineStatus, RequestTimes
+from ullage.engine.client import EngineFigures, EngineStatus, RequestTimes
 from ullage.engine.constraints import Constraints
 from ullage.engine.grammars import Matcher
 from ullage.engine.kv_cache import KVCacheConfig, KVCacheManager
@@ -86,6 +86,7 @@ class EngineCore:
         priority: int = 0,
         arrived_at: float | None = None,
         timeout_seconds: float | None = None,
+        is_probe: bool = False,
         matcher: Matcher | None = None,
     ) -> int:
         """Takes a request in. It must have passed ``limits.check``, and how many wait is the caller's to bound.
@@ -110,6 +111,7 @@ class EngineCore:
             priority=priority,
             arrived_at=arrived_at,
             deadline=math.inf if timeout_seconds is None else arrived_at + timeout_seconds,
+            is_probe=is_probe,
         )
         self._num_accepted += 1
         self.scheduler.add(request)
@@ -141,7 +143,7 @@ class EngineCore:
         while a step is taken in may be of before and after.
         """
         scheduler, counters = self.scheduler, self.scheduler.counters
-        running = [request.priority for request in scheduler.running.copy()]
+        running = [request.priority for request in scheduler.running.copy() if not request.is_probe]
         return EngineStatus(
             healthy=healthy,
             detail=detail,
@@ -161,6 +163,11 @@ class EngineCore:
             num_prefix_hit_tokens=counters.num_prefix_hit_tokens,
             num_aborts={str(reason): count for reason, count in counters.num_aborts.copy().items()},
         )
+
+    def figures(self) -> EngineFigures:
+        """May be asked from any thread, as ``status``."""
+        gaps = self.scheduler.counters.token_gaps
+        return EngineFigures(self.runner.stage_seconds(), tuple(gaps.counts), gaps.total_seconds)
 
     def check_integrity(self) -> None:
         """:raises EngineError: blocks, tables and ledger don't agree (a bug)"""

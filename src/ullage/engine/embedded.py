@@ -22,8 +22,16 @@ from dataclasses import replace
 
 from ullage.base.errors import EngineError
 from ullage.engine.accepted_requests import AcceptedRequests, Mailbox, MailboxStream
-from ullage.engine.client import EngineClient, EngineStatus, GenerationRequest, OnEnd, OutputStream
+from ullage.engine.client import (
+    EngineClient,
+    EngineFigures,
+    EngineStatus,
+    GenerationRequest,
+    OnEnd,
+    OutputStream,
+)
 from ullage.engine.core import EngineCore
+from ullage.engine.cpu_use import CpuUse
 from ullage.engine.engine_loop import Abort, Command, EngineLoop, Event, Stop, Submit
 from ullage.engine.output import TextEngine
 from ullage.models.tokenizer import Tokenizer
@@ -57,6 +65,8 @@ class EmbeddedEngine(EngineClient):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = self._closed = False
         self._failure: EngineError | None = None
+        self._worked_at = 0.0
+        """When its thread was last seen to use a core, or had nothing to do."""
 
     # ── on the event loop ──
 
@@ -66,6 +76,7 @@ class EmbeddedEngine(EngineClient):
         self._loop = asyncio.get_running_loop()
         self._engine_loop.last_step_at = time.monotonic()
         self._thread.start()
+        self._cpu_use = CpuUse(f"self/task/{self._thread.native_id}")
 
     async def stop(self) -> None:
         if not self._stopping:
@@ -103,7 +114,18 @@ class EmbeddedEngine(EngineClient):
             return replace(status, healthy=False, state="stopped", detail="stopped")
         if not self._thread.is_alive():
             return replace(status, healthy=False, state="starting", detail="not started")
-        return replace(status, detail="serving" if len(self._accepted) else "idle")
+        working = len(self._accepted) > 0
+        return replace(status, detail="serving" if working else "idle", seconds_quiet=self._quiet(working))
+
+    def _quiet(self, working: bool) -> float:
+        """Whoever asks often sees it grow; only the use of a core since the last time is known."""
+        now = time.monotonic()
+        if not working or self._cpu_use.is_working():
+            self._worked_at = now
+        return now - max(self._worked_at, self._engine_loop.last_step_at)
+
+    def figures(self) -> EngineFigures:
+        return EngineFigures() if self._closed else self._core.figures()
 
     def _leave(self, mailbox: Mailbox) -> None:
         if self._accepted.leave(mailbox):

@@ -13,6 +13,7 @@ import os
 import select
 import signal
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,10 @@ from typing import Any
 import zmq
 
 from ullage.base.errors import EngineError, UllageError
+from ullage.base.logs import set_up_logging
 from ullage.engine import wire
 from ullage.engine.build import assemble_core, check_tokenizer
+from ullage.engine.client import EngineFigures
 from ullage.engine.core import EngineCore
 from ullage.engine.engine_loop import Command, EngineLoop, Event
 from ullage.engine.output import TextEngine
@@ -32,6 +35,8 @@ from ullage.plan.memory import Plan
 logger = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 1.0
+FIGURES_SECONDS = 0.5
+"""How often a busy engine tells its larger figures."""
 
 Loaded = tuple[EngineCore, Tokenizer | None, Plan | None, str | None]
 """What to run, for texts, the plan, and a warning."""
@@ -51,6 +56,7 @@ class Parent:
         self._socket.bind(address)
         self.loop: EngineLoop | None = None
         self._core: EngineCore | None = None
+        self._figures_due_at = 0.0
 
     def serve(self, core: EngineCore, tokenizer: Tokenizer | None) -> EngineError | None:
         self._core = core
@@ -78,7 +84,15 @@ class Parent:
         assert self._core is not None
         books = self._core.ledger.snapshot()
         kv_bytes = (books.kv_reserved_bytes, books.kv_used_bytes, books.kv_cached_bytes)
-        self.send(StepReport(started, events, self.loop.status(), kv_bytes))
+        self.send(StepReport(started, events, self.loop.status(), kv_bytes, self._figures_if_due()))
+
+    def _figures_if_due(self) -> EngineFigures | None:
+        assert self._core is not None
+        now = time.monotonic()
+        if self._core.has_work and now < self._figures_due_at:
+            return None
+        self._figures_due_at = now + FIGURES_SECONDS
+        return self._core.figures()
 
     def close(self) -> None:
         """What was sent still arrives."""
@@ -109,7 +123,7 @@ def run(address: str, load: Load) -> int:
         signal.SIGHUP,
     ):  # whoever sends one to all processes means the service
         signal.signal(number, signal.SIG_IGN)
-    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
+    set_up_logging("debug", "json")  # what of it is said is the service's to choose
     parent = Parent(address)
 
     def service_bytes() -> int:

@@ -63,6 +63,9 @@ class FakeRunner:
             self._write(request)
         return [self._sample(request) for request in step.requests if request.needs_logits]
 
+    def stage_seconds(self) -> dict[str, float]:
+        return {}
+
     def close(self) -> None:
         self.closed = True
 

@@ -145,7 +145,7 @@ class KVCacheManager:
             for table in request.block_tables:
                 self.pool.write(self.pool.blocks[table[index]], num_written)
             request.num_computed_tokens += num_written
-            if offset + num_written == block_size and self.config.enable_prefix_caching:
+            if offset + num_written == block_size and self._may_cache(request):
                 self._publish(request, index)
         self._give_back(request)
         self._book()
@@ -162,6 +162,9 @@ class KVCacheManager:
                     self.pool.release(self.pool.blocks[block_id])
         self._move_to(request, None)
         self._book()
+
+    def _may_cache(self, request: Request) -> bool:
+        return self.config.enable_prefix_caching and not request.is_probe
 
     def _length_of(self, request: Request, window: int | None) -> int:
         """Entries that a table must have now."""
@@ -209,7 +212,7 @@ class KVCacheManager:
     def _find_prefixes(self, request: Request) -> list[Prefix]:
         """The longest chain of prefixes that begins the request, short of its last token, and can be used."""
         found: list[Prefix] = []
-        if not self.config.enable_prefix_caching:
+        if not self._may_cache(request):
             return found
         size, windows = self._demand.block_size, self._demand.windows
         num_usable = 0

@@ -92,6 +92,9 @@ class NumpyRunner:
             hidden = hidden + self._feed_forward(weights, hidden)
         return self._head(hidden[_last_rows(step)])
 
+    def stage_seconds(self) -> dict[str, float]:
+        return {}
+
     def close(self) -> None:
         self._weights = {}
         self._layer_weights = []

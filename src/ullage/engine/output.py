@@ -102,6 +102,7 @@ class TextEngine:
             priority=request.priority,
             arrived_at=arrived_at,
             timeout_seconds=request.timeout_seconds,
+            is_probe=request.is_probe,
             matcher=self.matcher_for(request) if matcher is None else matcher,
         )
         held: list[GenerationOutput] | None = None if request.streamed else []

@@ -25,9 +25,18 @@ import zmq
 from ullage.base.errors import EngineError, EngineRestartingError, UllageError
 from ullage.engine.accepted_requests import AcceptedRequests, Mailbox, MailboxStream
 from ullage.engine.child_process import ChildProcess, command_limit
-from ullage.engine.client import EngineClient, EngineState, EngineStatus, GenerationRequest, OnEnd, OutputStream
+from ullage.engine.client import (
+    EngineClient,
+    EngineFigures,
+    EngineState,
+    EngineStatus,
+    GenerationRequest,
+    OnEnd,
+    OutputStream,
+)
 from ullage.engine.engine_loop import Abort, Stop, Submit
 from ullage.engine.output import check_request
+from ullage.engine.totals import NOTHING, add_figures, with_totals_of
 from ullage.engine.wire import EngineFailed, EngineReady, Opening, ServiceLoaded, StepReport
 from ullage.plan.ledger import LedgerSnapshot
 from ullage.plan.machine import resident_bytes, settled_bytes
@@ -94,6 +103,10 @@ class EngineProcess(EngineClient):
         """The child has ended, or said that it can't go on."""
         self._failure: UllageError | None = None
         self._heard_at = time.monotonic()
+        self._status_before, self._figures_before = NOTHING, EngineFigures()
+        """Totals of the processes before this one."""
+        self._quiet_seconds = 0.0
+        """Without a message and without the use of a core, as the supervision has seen it."""
 
     # ── loading ──
 
@@ -134,6 +147,7 @@ class EngineProcess(EngineClient):
         self._accepted.open(ready.scheduler_config, ready.limits)
         self._ledger = ready.ledger
         self._status = EngineStatus(True, "idle", 0, 0, 0, 0.0)
+        self._figures = EngineFigures()
 
     # ── requests ──
 
@@ -185,16 +199,23 @@ class EngineProcess(EngineClient):
         if self._state == "ready":
             detail = "serving" if len(self._accepted) else "idle"
             seconds_since_step = self._status.seconds_since_step + silent_seconds
+            # An idle one owes a message each second; one that works may be silent as long as it uses a core.
+            quiet_seconds = self._quiet_seconds if len(self._accepted) else silent_seconds
             healthy, status = True, replace(self._status, detail=detail, seconds_since_step=seconds_since_step)
         else:
-            healthy, status = False, replace(self._status, num_running=0, num_waiting=0, detail=self._detail)
+            healthy, quiet_seconds = False, 0.0
+            status = replace(self._status, num_running=0, num_waiting=0, detail=self._detail)
         return replace(
-            status,
+            with_totals_of(self._status_before, status),
             healthy=healthy,
             state=self._state,
             num_restarts=self._num_restarts,
             num_refusals=self._accepted.num_refusals(),
+            seconds_quiet=quiet_seconds,
         )
+
+    def figures(self) -> EngineFigures:
+        return add_figures(self._figures_before, self._figures)
 
     def resident_bytes(self) -> int:
         with contextlib.suppress(OSError):
@@ -259,6 +280,7 @@ class EngineProcess(EngineClient):
                 continue
             assert isinstance(message, StepReport)
             self._status = message.status
+            self._figures = message.figures or self._figures
             reserved, used, cached = message.kv_bytes
             self._ledger = replace(self._ledger, kv_reserved_bytes=reserved, kv_used_bytes=used, kv_cached_bytes=cached)
             self._accepted.deliver(message.started, message.events)
@@ -281,7 +303,8 @@ class EngineProcess(EngineClient):
     async def _watch(self) -> str:
         """Returns why the process is no good any more."""
         rules = self._supervision
-        heard_at, quiet_seconds, step_seconds, longest_seconds = self._heard_at, 0.0, 0.0, 0.0
+        heard_at, step_seconds, longest_seconds = self._heard_at, 0.0, 0.0
+        self._quiet_seconds = 0.0
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(rules.look_seconds):
@@ -291,13 +314,13 @@ class EngineProcess(EngineClient):
             working = self._child.is_working()
             if self._heard_at > heard_at:
                 longest_seconds = max(longest_seconds, step_seconds)
-                heard_at, quiet_seconds, step_seconds = self._heard_at, 0.0, 0.0
+                heard_at, step_seconds, self._quiet_seconds = self._heard_at, 0.0, 0.0
                 continue
             # Only time that this loop has seen counts: it may have slept itself.
             step_seconds += rules.look_seconds
-            quiet_seconds = 0.0 if working else quiet_seconds + rules.look_seconds
-            if quiet_seconds >= rules.quiet_seconds:
-                return f"the engine process did nothing for {quiet_seconds:g} s"
+            self._quiet_seconds = 0.0 if working else self._quiet_seconds + rules.look_seconds
+            if self._quiet_seconds >= rules.quiet_seconds:
+                return f"the engine process did nothing for {self._quiet_seconds:g} s"
             if step_seconds >= max(rules.longest_step_seconds, 10 * longest_seconds):
                 return f"a step of the engine didn't end in {step_seconds:g} s"
 
@@ -312,6 +335,8 @@ class EngineProcess(EngineClient):
         self._receive()
         self._state, self._detail = "restarting" if self._lost.is_set() else "stalled", reason
         self._accepted.end_all(EngineError(reason))
+        self._status_before, self._figures_before = self.status(), self.figures()
+        self._status, self._figures = NOTHING, EngineFigures()
         self._ledger = replace(self._ledger, kv_reserved_bytes=0, kv_used_bytes=0, kv_cached_bytes=0)
 
     async def _restart(self) -> None:

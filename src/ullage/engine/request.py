@@ -50,6 +50,8 @@ class Request:
     arrived_at: float = 0.0
     """By the engine's clock, in seconds, as all times here."""
     deadline: float = math.inf
+    is_probe: bool = False
+    """Asked by the service itself, to see whether the engine works: in no count, and in no cache."""
 
     status: RequestStatus = RequestStatus.WAITING
     finish_reason: FinishReason | None = None
@@ -77,6 +79,7 @@ class Request:
     started_at: float | None = None
     """When it left the queue for the first time."""
     first_token_at: float | None = None
+    last_token_at: float | None = None
 
     @property
     def seniority(self) -> tuple[bool, int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 from ullage.engine.step import SampledToken, ScheduledStep
@@ -20,6 +21,10 @@ class ModelRunner(Protocol):
 
         :raises EngineError: the step failed; the engine can't go on
         """
+        ...
+
+    def stage_seconds(self) -> Mapping[str, float]:
+        """Seconds spent in each kind of operator since the beginning, by its name; empty where nobody counts."""
         ...
 
     def close(self) -> None:

@@ -38,6 +38,7 @@ from ullage.engine.output_lengths import OutputLengths
 from ullage.engine.request import Request, RequestStatus, TokenOutput
 from ullage.engine.step import SampledToken, ScheduledRequest, ScheduledStep
 from ullage.engine.step_budget import StepBudget
+from ullage.engine.token_gaps import TokenGaps
 from ullage.engine.waiting_queue import WaitingQueue
 
 AbortReason = Literal["client", "deadline", "shutdown"]
@@ -110,6 +111,7 @@ class SchedulerCounters:
     """Tokens found in the prefix cache instead of computed."""
     num_aborts: dict[AbortReason, int] = field(default_factory=dict)
     """Requests that ended early, by reason."""
+    token_gaps: TokenGaps = field(default_factory=TokenGaps)
 
 
 class Scheduler:
@@ -154,7 +156,8 @@ class Scheduler:
         if request is None:
             return None
         request.finish_reason = "abort"
-        self.counters.num_aborts[reason] = self.counters.num_aborts.get(reason, 0) + 1
+        if not request.is_probe:
+            self.counters.num_aborts[reason] = self.counters.num_aborts.get(reason, 0) + 1
         return self._finish(request)
 
     def stop(self, request_id: int) -> RequestTimes:
@@ -215,7 +218,8 @@ class Scheduler:
             request = self.requests.get(scheduled.request_id)
             if request is None:
                 continue
-            self._count_prompt_tokens(scheduled)
+            if not request.is_probe:
+                self._count_prompt_tokens(scheduled)
             self.kv_cache.advance(request, len(scheduled.token_ids))
             if token is not None:
                 outputs.append(self._append(request, token))
@@ -312,12 +316,19 @@ class Scheduler:
             request.finish_reason = "error"
         else:
             request.append(token.token_id)
-            if request.first_token_at is None:
-                request.first_token_at = self._clock()
+            self._note_token(request)
             self.waiting.charge_output_token(request)
-            self.counters.num_generated_tokens += 1
         times = None if request.finish_reason is None else self._finish(request)
         return _output(request, token, EngineError(token.error) if token.error else None, times)
+
+    def _note_token(self, request: Request) -> None:
+        now = self._clock()
+        if request.last_token_at is None:
+            request.first_token_at = now
+        elif not request.is_probe:
+            self.counters.token_gaps.add(now - request.last_token_at)
+        request.last_token_at = now
+        self.counters.num_generated_tokens += not request.is_probe
 
     def _finish(self, request: Request) -> RequestTimes:
         del self.requests[request.request_id]
@@ -329,7 +340,7 @@ class Scheduler:
         else:
             self.waiting.remove(request)
         request.status = RequestStatus.FINISHED
-        if request.finish_reason in ("stop", "length"):
+        if request.finish_reason in ("stop", "length") and not request.is_probe:
             self.output_lengths.learn(request.sampling.max_tokens, request.num_output_tokens)
         return RequestTimes(
             arrived_at=request.arrived_at,

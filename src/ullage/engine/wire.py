@@ -16,7 +16,14 @@ import msgpack
 from ullage.base import errors
 from ullage.base.errors import EngineError, UllageError
 from ullage.engine.build import EngineOptions
-from ullage.engine.client import EngineStatus, GenerationOutput, GenerationRequest, RequestTimes, TokenLogprob
+from ullage.engine.client import (
+    EngineFigures,
+    EngineStatus,
+    GenerationOutput,
+    GenerationRequest,
+    RequestTimes,
+    TokenLogprob,
+)
 from ullage.engine.constraint import Constraint
 from ullage.engine.engine_loop import Abort, Event, Stop, Submit
 from ullage.engine.request import RequestLimits
@@ -67,6 +74,8 @@ class StepReport:
     status: EngineStatus
     kv_bytes: tuple[int, int, int]
     """Reserved, used, cached."""
+    figures: EngineFigures | None = None
+    """Now and then, and when nothing is left to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +109,7 @@ CLASSES: tuple[type[Any], ...] = (
     Plan,
     Account,
     EngineFailed,
+    EngineFigures,
 )
 _ERROR_CODE = 126
 _LARGE_INT_CODE = 127

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import NotRequired, TypedDict
 
 from ullage.base.errors import (
+    AccessStoreError,
     AuthenticationError,
     BodyTimeoutError,
     BodyTooLargeError,
@@ -64,6 +65,7 @@ ERROR_TABLE: Mapping[type[Exception], ErrorRow] = {
     DeadlineError: ErrorRow(504, "server_error", "deadline_exceeded", never_retry=True),
     ServerStoppingError: ErrorRow(503, "server_error", "server_stopping"),
     EngineRestartingError: ErrorRow(503, "server_error", "engine_restarting"),
+    AccessStoreError: ErrorRow(503, "server_error", "access_store_unavailable"),
     EngineError: ErrorRow(503, "server_error", "engine_failed"),
     UllageError: ErrorRow(500, "server_error", None),
     Exception: ErrorRow(500, "server_error", "internal_error"),
@@ -122,11 +124,17 @@ def error_reply(error: Exception) -> ErrorReply:
 
 def _headers(row: ErrorRow, error: Exception) -> dict[str, str]:
     headers = {"x-should-retry": "false"} if row.never_retry else {}
-    if isinstance(error, QueueFullError | RateLimitError | EngineRestartingError | ServerStoppingError):
+    if isinstance(error, RateLimitError):
+        headers.update(error.headers)
+    if isinstance(
+        error, QueueFullError | RateLimitError | EngineRestartingError | AccessStoreError | ServerStoppingError
+    ):
         # The HTTP header counts whole seconds; OpenAI's clients read the finer one first.
         seconds = min(max(SHORTEST_RETRY_SECONDS, error.retry_after_seconds), LONGEST_RETRY_SECONDS)
         headers["retry-after"] = str(math.ceil(seconds))
         headers["retry-after-ms"] = str(math.ceil(seconds * 1000))
+    if isinstance(error, ServerStoppingError):
+        headers["connection"] = "close"  # the next request had better go elsewhere
     if isinstance(error, AuthenticationError):
         headers["www-authenticate"] = "Bearer"
     if isinstance(error, MethodNotAllowedError):

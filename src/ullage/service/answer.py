@@ -12,6 +12,8 @@ from typing import Protocol
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ullage.access.books import rate_limit_headers
+from ullage.access.limits import TenantLimits
 from ullage.access.tenant import cache_salt, tenant_of
 from ullage.engine.client import GenerationOutput, GenerationRequest, TokenLogprob
 from ullage.engine.constraint import Constraint
@@ -93,16 +95,19 @@ class Asked:
     """Checked."""
     visible_token_ids: tuple[int, ...] = ()
 
-    def generation_requests(self, service: Service, timeout: float | None, tenant: str) -> list[GenerationRequest]:
+    def generation_requests(
+        self, service: Service, timeout: float | None, tenant: str, limits: TenantLimits
+    ) -> list[GenerationRequest]:
         """One for each choice, prompt by prompt.
 
         :param timeout: seconds, for each; None: no limit
         :param tenant: empty where no keys are asked for
+        :param limits: the tenant's
         :raises InvalidRequestError: a sampling parameter out of range
         """
         requests: list[GenerationRequest] = []
         for prompt in self.prompts:
-            default_max_tokens = self._default_max_tokens(prompt, service.engine.max_request_tokens)
+            default_max_tokens = self._default_max_tokens(prompt, service.engine.max_request_tokens, limits)
             sampling = sampling_params(
                 self.fields,
                 default_max_tokens=default_max_tokens,
@@ -115,6 +120,8 @@ class Asked:
                     of_choice(sampling, choice),
                     cache_salt=cache_salt(tenant, self.fields.cache_salt or ""),
                     tenant=tenant,
+                    weight=limits.weight,
+                    priority=limits.priority,
                     streamed=bool(self.fields.stream),
                     timeout_seconds=timeout,
                 )
@@ -122,10 +129,32 @@ class Asked:
             ]
         return requests
 
-    def _default_max_tokens(self, prompt: tuple[int, ...], max_request_tokens: int) -> int:
-        """A default never asks for more than fits; 1 when nothing does, which the engine then refuses with numbers."""
-        room = max(1, max_request_tokens - len(prompt))
+    def _default_max_tokens(self, prompt: tuple[int, ...], max_request_tokens: int, limits: TenantLimits) -> int:
+        """A default never asks for more than fits, here or into what the tenant is given; 1 when nothing does, which is
+        then refused with numbers."""
+        room = max_request_tokens - len(prompt)
+        if limits.most_tokens is not None:
+            room_given = limits.most_tokens - sum(len(prompt) for prompt in self.prompts)
+            room = min(room, room_given // (len(self.prompts) * self.fields.num_choices))
+        room = max(1, room)
         return room if self.default_max_tokens is None else min(room, self.default_max_tokens)
+
+    def most_tokens(self, requests: Sequence[GenerationRequest]) -> int:
+        """That its requests can use together, counted as ``usage`` does."""
+        return sum(map(len, self.prompts)) + sum(request.sampling.max_tokens for request in requests)
+
+    def tokens_used(self, lasts: Sequence[GenerationOutput]) -> int:
+        """What it costs, however it ended: a prompt once a choice of it has begun to run, and all that was generated.
+        What the engine's own failure took away costs nothing.
+
+        :param lasts: the last output of each choice
+        """
+        n = self.fields.num_choices
+        num_tokens = 0
+        for i, prompt in enumerate(self.prompts):
+            begun = [last for last in lasts[i * n : (i + 1) * n] if last.times and last.times.started_at is not None]
+            num_tokens += sum(last.num_output_tokens for last in begun) + (len(prompt) if begun else 0)
+        return num_tokens
 
     def usage(self, results: Sequence[ChoiceResult]) -> Usage:
         """A prompt counts once, however many choices it has; as cached counts what its first computation found."""
@@ -148,9 +177,11 @@ def has_news(fields: GenerationFields, output: GenerationOutput) -> bool:
 async def answer(service: Service, request: Request, asked: Asked, writer: AnswerWriter) -> Response:
     """Starts the work, then the answer: what the engine refuses is a plain HTTP error also for a stream."""
     timeout = timeout_seconds(request.headers, asked.fields.request_timeout, service.config.request_timeout_seconds)
-    requests = asked.generation_requests(service, timeout, tenant_of(request.scope))
-    generation = await Generation.submit(service, requests)
-    headers = {IGNORED_FIELDS_HEADER: ignored_fields_header(asked.ignored_fields)} if asked.ignored_fields else {}
+    tenant = tenant_of(request.scope)
+    limits = TenantLimits() if service.allowances is None else service.allowances.of(tenant)
+    generation, headers = await _begin(service, asked, asked.generation_requests(service, timeout, tenant, limits))
+    if asked.ignored_fields:
+        headers[IGNORED_FIELDS_HEADER] = ignored_fields_header(asked.ignored_fields)
     if asked.fields.stream:
         events = _events(generation, asked, writer, service.config.ping_seconds)
         return EventStream(events, generation.close, headers)
@@ -160,6 +191,27 @@ async def answer(service: Service, request: Request, asked: Asked, writer: Answe
         await generation.close()
     body = encode_json(writer.whole(results, asked.usage(results)))
     return Response(body, headers=headers, media_type="application/json")
+
+
+async def _begin(
+    service: Service, asked: Asked, requests: Sequence[GenerationRequest]
+) -> tuple[Generation, dict[str, str]]:
+    """Reserves what the tenant may be charged, then submits; what the engine refuses costs nothing.
+
+    :return: what runs, and the headers that tell what is left of the tenant's minute
+    :raises RequestError, EngineError: nothing runs, and nothing is reserved
+    """
+    if service.allowances is None:
+        return await Generation.submit(service, requests), {}
+    reservation = await service.allowances.reserve(requests[0].tenant, asked.most_tokens(requests))
+    try:
+        generation = await Generation.submit(
+            service, requests, lambda lasts: reservation.settle(asked.tokens_used(lasts))
+        )
+    except BaseException:
+        reservation.release()
+        raise
+    return generation, rate_limit_headers(reservation.standing)
 
 
 def _new_results(asked: Asked) -> list[ChoiceResult]:

@@ -13,7 +13,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ullage.access.config import AccessConfig
-from ullage.base.errors import InvalidRequestError, MethodNotAllowedError, UllageError, UnknownPathError
+from ullage.base.errors import (
+    ConfigError,
+    DeadlineError,
+    EngineRestartingError,
+    InvalidRequestError,
+    MethodNotAllowedError,
+    PermissionDeniedError,
+    ServerStoppingError,
+    UllageError,
+    UnknownPathError,
+)
 from ullage.engine.client import EngineClient
 from ullage.protocol.errors import error_reply
 from ullage.protocol.json_text import encode_json
@@ -22,7 +32,10 @@ from ullage.service.chat import create_chat_completion
 from ullage.service.completions import create_completion
 from ullage.service.config import ServiceConfig
 from ullage.service.door import Door
+from ullage.service.known_answer import KnownQuestion
 from ullage.service.metrics import CONTENT_TYPE
+from ullage.service.observation import Observer
+from ullage.service.request_record import note_error
 from ullage.service.served_model import ServedModel
 from ullage.service.service import Service
 
@@ -30,10 +43,17 @@ logger = logging.getLogger(__name__)
 
 
 def create_app(
-    engine: EngineClient, model: ServedModel, config: ServiceConfig, access: AccessConfig | None = None
+    engine: EngineClient,
+    model: ServedModel,
+    config: ServiceConfig,
+    access: AccessConfig | None = None,
+    question: KnownQuestion | None = None,
 ) -> FastAPI:
-    """The app. Its lifespan starts and stops the engine; ``app.state.service`` is what the routes share."""
-    service = Service(engine, model, config, access)
+    """The app. Its lifespan starts and stops the engine; ``app.state.service`` is what the routes share.
+
+    :param question: by whose answer readiness is proved; None: by the engine's own word
+    """
+    service = Service(engine, model, config, access, question)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -46,6 +66,7 @@ def create_app(
     app = FastAPI(lifespan=lifespan, openapi_url=None, redirect_slashes=False)
     app.state.service = service
     app.add_middleware(Door, service=service)
+    app.add_middleware(Observer, service=service)  # the last one is the outermost
     app.add_exception_handler(UllageError, _answer_error)
     app.add_exception_handler(HTTPException, _answer_http_exception)
     _add_api_routes(app, service)
@@ -90,6 +111,15 @@ def _add_health_routes(app: FastAPI, service: Service) -> None:
     async def metrics() -> Response:
         return Response(service.metrics.text(), media_type=CONTENT_TYPE)
 
+    @app.post("/admin/reload")
+    async def reload() -> Response:
+        if service.gate is None:  # behind a proxy everybody looks like a neighbour, and browsers post where pages say
+            raise PermissionDeniedError("the admin routes need API keys; without them, send the process SIGHUP")
+        try:
+            return _json({"changed": await service.reloads.reload()})
+        except ConfigError as error:
+            raise InvalidRequestError(f"nothing was reloaded: {error}") from error
+
     @app.get("/v1/ledger")
     async def ledger() -> Response:
         return _json(health.ledger(service))
@@ -101,7 +131,8 @@ def _json(body: Mapping[str, object], status: int = 200, headers: Mapping[str, s
 
 async def _answer_error(request: Request, error: Exception) -> Response:
     reply = error_reply(error)
-    if reply.status >= 500:
+    note_error(reply)
+    if reply.status >= 500 and not isinstance(error, (DeadlineError, EngineRestartingError, ServerStoppingError)):
         logger.error("%s %s: %s", request.method, request.url.path, error)
     return _json(reply.body, reply.status, reply.headers)
 

@@ -44,7 +44,28 @@ class ServiceConfig:
         10.0, "A silent stream sends a comment this often, in seconds, to stay open.", at_least=0.1
     )
     stall_seconds: float = setting(
-        60.0, "Not live when requests run and no step ended for this many seconds.", at_least=1
+        10.0,
+        "Not live when requests run and the engine neither ended a step nor used a core for this many seconds.",
+        at_least=1,
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = setting(
+        "info", "The least that is logged; info has a line for each request."
+    )
+    log_format: Literal["text", "json"] = setting("text", "Lines of text, or of JSON for programs.")
+    otlp_endpoint: str | None = setting(
+        None,
+        "Address to which traces of requests are sent by OTLP over HTTP, like http://127.0.0.1:4318; needs the extra "
+        "ullage[tracing].",
+        shown_default="no traces",
+    )
+    probe_interval_seconds: float = setting(
+        15.0,
+        "How often an idle engine is asked a short question with a known answer, in seconds; not ready when it answers "
+        "something else, or not at all. 0: never.",
+        at_least=0,
+    )
+    probe_timeout_seconds: float = setting(
+        8.0, "How long the answer to that question may take on an idle engine, in seconds.", at_least=0.1
     )
     drain_seconds: float = setting(
         30.0, "How long running requests may go on after a stop signal, in seconds.", at_least=0

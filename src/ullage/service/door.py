@@ -1,4 +1,4 @@
-"""The outermost layer, in plain ASGI: a bound on work, a request id on every answer, no exception past this point.
+"""The layer within ``Observer``, in plain ASGI: who may come in, a bound on work, no exception past this point.
 
 Plain, because Starlette's ``BaseHTTPMiddleware`` puts a queue before the answer and hides from a stream that its client
 has left.
@@ -7,21 +7,19 @@ has left.
 from __future__ import annotations
 
 import logging
-import uuid
 from contextlib import nullcontext
 
-from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ullage.access.tenant import SCOPE_NAME
+from ullage.access.tenant import SCOPE_NAME, tenant_of
 from ullage.base.errors import EngineError, RequestError
 from ullage.protocol.errors import ErrorReply, error_reply
 from ullage.protocol.json_text import encode_json
 from ullage.service.disconnect import ClientLeftError
+from ullage.service.request_record import note_error
 from ullage.service.service import Service
 
-REQUEST_ID_HEADER = "x-request-id"
-MAX_REQUEST_ID_BYTES = 128
+GENERATION_PATHS = ("/v1/chat/completions", "/v1/completions")
 
 logger = logging.getLogger(__name__)
 
@@ -35,14 +33,11 @@ class Door:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = _request_id(scope)
         started = False
 
-        async def send_with_id(message: Message) -> None:
+        async def noting_send(message: Message) -> None:
             nonlocal started
-            if message["type"] == "http.response.start":
-                started = True
-                MutableHeaders(scope=message)[REQUEST_ID_HEADER] = request_id
+            started = True
             await send(message)
 
         try:
@@ -50,29 +45,28 @@ class Door:
                 scope[SCOPE_NAME] = await self._service.gate.enter(scope["path"], scope["headers"])
             # Around the whole answer, streams included. GET makes no work, and health must be told at any time.
             with self._service.admission() if scope["method"] == "POST" else nullcontext():
-                await self._app(scope, receive, send_with_id)
+                await self._check_allowance(scope)
+                await self._app(scope, receive, noting_send)
         except ClientLeftError:
-            logger.debug("request %s: the client left", request_id)
+            logger.debug("the client left")
         except (RequestError, EngineError) as error:  # not let in or not admitted: the app answers its own errors
             if started:
                 raise
-            await _send_reply(send_with_id, error_reply(error))
+            await _send_reply(noting_send, error_reply(error))
         except Exception as error:  # the HTTP door: whatever goes wrong, the client gets an answer and we get a trace
-            logger.exception("request %s failed", request_id)
+            logger.exception("a request failed")
             if started:
                 raise  # half an answer is out: the server cuts the connection
-            await _send_reply(send_with_id, error_reply(error))
+            await _send_reply(noting_send, error_reply(error))
 
-
-def _request_id(scope: Scope) -> str:
-    """The client's own, if it is short printable ASCII; a fresh one otherwise."""
-    given: bytes = dict(scope["headers"]).get(REQUEST_ID_HEADER.encode(), b"")
-    if 0 < len(given) <= MAX_REQUEST_ID_BYTES and all(0x20 <= byte <= 0x7E for byte in given):
-        return given.decode("ascii")
-    return f"req-{uuid.uuid4().hex}"
+    async def _check_allowance(self, scope: Scope) -> None:
+        """Before the body is read: a tenant that has used everything up costs no work."""
+        if self._service.allowances is not None and scope["path"] in GENERATION_PATHS:
+            await self._service.allowances.check(tenant_of(scope))
 
 
 async def _send_reply(send: Send, reply: ErrorReply) -> None:
+    note_error(reply)
     headers = [(b"content-type", b"application/json")]
     headers += [(name.encode(), value.encode()) for name, value in reply.headers.items()]
     await send({"type": "http.response.start", "status": reply.status, "headers": headers})

@@ -13,6 +13,7 @@ from ullage.base.errors import UllageError
 from ullage.protocol import sse
 from ullage.protocol.errors import error_reply
 from ullage.service.disconnect import run_unless_client_leaves
+from ullage.service.request_record import note_error
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +52,9 @@ class EventStream(Response):
                     yield event
         except UllageError as error:
             logger.warning("stream ended by an error: %s", error)
-            yield sse.encode_event(error_reply(error).body)
+            note_error(reply := error_reply(error))
+            yield sse.encode_event(reply.body)
         except Exception as error:  # part of the HTTP door: the client must learn that the answer is cut
             logger.exception("stream ended by an unexpected error")
-            yield sse.encode_event(error_reply(error).body)
+            note_error(reply := error_reply(error))
+            yield sse.encode_event(reply.body)

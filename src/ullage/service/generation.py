@@ -9,6 +9,7 @@ from functools import partial
 from ullage.base.errors import EngineError
 from ullage.engine.client import GenerationOutput, GenerationRequest, OutputStream
 from ullage.engine.output import merge_outputs
+from ullage.service.request_record import CURRENT
 from ullage.service.service import Service
 
 OnAllEnded = Callable[[Sequence[GenerationOutput]], None]
@@ -26,6 +27,7 @@ class Generation:
         self._service = service
         self._num_choices = num_choices
         self._on_all_ended = on_all_ended
+        self._record = CURRENT.get()
         self._last: dict[int, GenerationOutput] = {}
         self._streams: list[OutputStream] = []
         self._readers: list[asyncio.Task[None]] = []
@@ -45,6 +47,8 @@ class Generation:
         try:
             for index, request in enumerate(requests):
                 stream = service.engine.submit(request, partial(generation._note_end, index))
+                if generation._record is not None:
+                    generation._record.accepted(request)
                 generation._streams.append(stream)
         except BaseException:
             await generation.close()
@@ -92,6 +96,8 @@ class Generation:
 
     def _note_end(self, index: int, last: GenerationOutput) -> None:
         self._service.metrics.observe(last)
+        if self._record is not None:
+            self._record.ended(last)
         self._last[index] = last
         if len(self._last) == self._num_choices and self._on_all_ended is not None:
             self._on_all_ended([self._last[i] for i in range(self._num_choices)])

@@ -2,50 +2,68 @@
 
 from __future__ import annotations
 
+from ullage.engine.client import EngineStatus
 from ullage.plan.machine import resident_bytes
 from ullage.service.service import Service
+
+QUIET_SECONDS = 7.0
+"""An engine without a sign of life for so long isn't ready. Its own supervision acts before that."""
 
 Answer = tuple[int, dict[str, object]]
 """HTTP status and JSON body."""
 
 
 def live(service: Service) -> Answer:
-    """503 when only a restart can help: the engine is dead, or requests run and no step ends. Idle is fine, and so is
-    an engine that is being started again.
+    """503 when only a restart can help: the engine has failed for good, or hangs where nobody starts it again. Idle is
+    fine, and so is an engine that is being started again.
     """
-    if service.started and not service.stopping and service.engine.status().state not in ("restarting", "stalled"):
-        reason = _failure(service)
-        if reason is not None:
-            return 503, {"status": "failed", "reason": reason}
+    if service.started and not service.stopping:
+        status = service.engine.status()
+        if not status.healthy and status.state not in ("restarting", "stalled"):
+            return 503, {"status": "failed", "reason": status.detail}
+        if status.healthy and status.seconds_quiet > service.config.stall_seconds:
+            return 503, {"status": "failed", "reason": _quiet(status)}
     return 200, {"status": "live"}
 
 
 def ready(service: Service) -> Answer:
-    """503 whenever a new request would not be served now. ``busy`` is 200: steps end, a new request waits its turn."""
-    if service.stopping:
-        return 503, {"status": "draining", "reason": "the server is stopping: requests that run may end"}
-    if not service.started:
-        return 503, {"status": "starting", "reason": "the engine is starting"}
+    """503 whenever a new request would not be served as it should be. ``busy`` is 200: steps end, a new request waits
+    its turn.
+    """
+    state, reason = _state(service)
+    body: dict[str, object] = {"status": state, "reason": reason}
+    if service.prober is not None and (seconds := service.prober.seconds_since_proof) is not None:
+        body["seconds_since_proof"] = round(seconds, 1)
+    if state not in ("ready", "busy"):
+        return 503, body
     status = service.engine.status()
-    if (reason := _failure(service)) is not None:
-        if status.healthy:
-            return 503, {"status": "stalled", "reason": reason}
-        return 503, {"status": "failed" if status.state in ("ready", "stopped") else status.state, "reason": reason}
-    return 200, {
-        "status": "busy" if status.num_waiting else "ready",
+    return 200, body | {
         "models": list(service.model.names),
         "num_running": status.num_running,
         "num_waiting": status.num_waiting,
     }
 
 
-def _failure(service: Service) -> str | None:
+def _state(service: Service) -> tuple[str, str]:
+    """(state, why)"""
+    if service.stopping:
+        return "draining", "the server is stopping: requests that run may end"
+    if not service.started:
+        return "starting", "the engine is starting"
     status = service.engine.status()
     if not status.healthy:
-        return status.detail
-    if status.num_running + status.num_waiting > 0 and status.seconds_since_step > service.config.stall_seconds:
-        return f"requests are waiting, but no step ended for {status.seconds_since_step:.0f} s"
-    return None
+        return "failed" if status.state in ("ready", "stopped") else status.state, status.detail
+    if status.seconds_quiet > QUIET_SECONDS:
+        return "stalled", _quiet(status)
+    if service.prober is not None and (fault := service.prober.fault_now()) is not None:
+        return fault.state, fault.reason
+    if status.num_waiting:
+        return "busy", f"{status.num_waiting} requests wait for their turn"
+    return "ready", status.detail
+
+
+def _quiet(status: EngineStatus) -> str:
+    return f"the engine neither ended a step nor used a core for {status.seconds_quiet:.0f} s"
 
 
 def ledger(service: Service) -> dict[str, object]:

@@ -19,7 +19,7 @@ from typing import cast
 import uvicorn
 from fastapi import FastAPI
 
-from ullage.base.errors import ConfigError
+from ullage.base.errors import ConfigError, UllageError
 from ullage.service import connection
 from ullage.service.config import ServiceConfig
 from ullage.service.service import Service
@@ -28,6 +28,7 @@ BACKLOG = 512
 MAX_PORT = 65535
 FAILURE_EXIT_CODE = 1
 FILES_BESIDE_CONNECTIONS = 64
+DRAIN_LOOK_SECONDS = 0.02
 STOP_MARGIN_SECONDS = 5.0
 """After the drain time has run out, how long the last error events may take to be sent."""
 
@@ -72,11 +73,12 @@ def serve(
     on_ready: Callable[[str], None] | None = None,
 ) -> int:
     """Serves until SIGTERM or SIGINT: then takes nothing new, lets running requests end within ``drain_seconds``, ends
-    the rest with an error, stops the engine. A second signal stops at once.
+    the rest with an error, stops the engine. A second signal stops at once. SIGHUP reloads settings.
 
     :param bound: from ``bind``, where the port was taken early
     :param on_ready: told the address as soon as requests are answered
-    :returns: the exit code: 0 after an orderly stop, 1 when it was forced or the engine had failed
+    :returns: the exit code: 0 when all that was accepted came to its end, 1 when something was cut off or the engine
+        had failed
     :raises ConfigError: the port can't be had
     """
     allow_open_files(config.max_connections + FILES_BESIDE_CONNECTIONS)
@@ -84,7 +86,7 @@ def serve(
     with bound:
         server = Server(app, config, on_ready)
         server.run(sockets=[bound])
-    return FAILURE_EXIT_CODE if server.force_exit or server.engine_failed else 0
+    return FAILURE_EXIT_CODE if server.force_exit or server.cut_off or server.engine_failed else 0
 
 
 def allow_open_files(num_files: int) -> None:
@@ -117,34 +119,39 @@ class Server(uvicorn.Server):
                 server_header=False,
                 backlog=BACKLOG,
                 timeout_keep_alive=config.keep_alive_seconds,
-                timeout_graceful_shutdown=math.ceil(config.drain_seconds + STOP_MARGIN_SECONDS),
+                timeout_graceful_shutdown=math.ceil(STOP_MARGIN_SECONDS),
             )
         )
         logging.getLogger(connection.__name__).setLevel(logging.ERROR)  # a warning for each mistake of a client
         self._service: Service = app.state.service
         self.engine_failed = False
+        self.cut_off = False
+        """Requests had to be ended when the drain time was over."""
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._reloading: asyncio.Task[None] | None = None
         self._drain_seconds = config.drain_seconds
         self._on_ready = on_ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
         if self._on_ready is not None and sockets:
             self._on_ready(address_of(sockets[0]))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """First what was accepted ends, while the port stays open: whoever comes now is told when to come back."""
         self._service.stopping = True
         self.engine_failed = not self._service.engine.status().healthy
-        ending = asyncio.create_task(self._end_after_drain())
-        try:
-            await super().shutdown(sockets)
-        finally:
-            ending.cancel()
+        deadline = asyncio.get_running_loop().time() + self._drain_seconds
+        while self._service.num_active and not self.force_exit:
+            if asyncio.get_running_loop().time() >= deadline:
+                self.cut_off = True
+                self._service.cut_answers_off()
+                break
+            await asyncio.sleep(DRAIN_LOOK_SECONDS)
+        await super().shutdown(sockets)
         if self.force_exit:  # uvicorn would report the tasks that now end with the loop, traceback and all
             logging.getLogger("uvicorn.error").disabled = True
-
-    async def _end_after_drain(self) -> None:
-        await asyncio.sleep(self._drain_seconds)
-        self._service.cut_answers_off()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -153,11 +160,23 @@ class Server(uvicorn.Server):
             yield
             return
         previous = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+        previous[signal.SIGHUP] = signal.signal(signal.SIGHUP, self._handle_reload)
         try:
             yield
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)
+
+    def _handle_reload(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - the signature of a handler
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._begin_reload)
+
+    def _begin_reload(self) -> None:
+        self._reloading = asyncio.create_task(self._reload())
+
+    async def _reload(self) -> None:
+        with contextlib.suppress(UllageError):  # the log has said it
+            await self._service.reloads.reload()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - the signature of a handler
         if self.should_exit:

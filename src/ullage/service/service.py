@@ -6,13 +6,17 @@ import asyncio
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from ullage.access.allowances import open_allowances
 from ullage.access.config import AccessConfig
 from ullage.access.gate import Gate
 from ullage.access.keys import KeyStore
+from ullage.base.config import setting_values
 from ullage.base.errors import InvalidRequestError, ModelNotFoundError, QueueFullError, ServerStoppingError
+from ullage.base.logs import set_log_level
 from ullage.engine.client import EngineClient
 from ullage.engine.constraint import Constraint
 from ullage.engine.grammars import GrammarCompiler
@@ -20,7 +24,10 @@ from ullage.protocol.structured_output import AskedConstraint
 from ullage.service.body_room import BodyRoom
 from ullage.service.config import ServiceConfig
 from ullage.service.constraints import checked_constraint
+from ullage.service.known_answer import KnownQuestion
 from ullage.service.metrics import Metrics
+from ullage.service.probe import Prober
+from ullage.service.reload import Apply, Reloadable, Reloads, Settings
 from ullage.service.served_model import ServedModel
 from ullage.service.text_limit import TextLimit
 
@@ -33,12 +40,18 @@ class Service:
     """One engine's service. Lives on one event loop."""
 
     def __init__(
-        self, engine: EngineClient, model: ServedModel, config: ServiceConfig, access: AccessConfig | None = None
+        self,
+        engine: EngineClient,
+        model: ServedModel,
+        config: ServiceConfig,
+        access: AccessConfig | None = None,
+        question: KnownQuestion | None = None,
     ) -> None:
         self.engine = engine
         self.model = model
         self.config = config
         self.metrics = Metrics(engine)
+        self.prober = _prober(engine, question, config)
         self.started = False
         self.stopping = False
         self.text_limit = TextLimit(model.tokenizer, engine.max_model_len)
@@ -46,22 +59,31 @@ class Service:
         """Checks constraints; the engine compiles them for its own vocabulary."""
         self.body_room = BodyRoom(config.max_held_body_bytes)
         access = access or AccessConfig()
+        self.reloads = Reloads(setting_values(config, access))
+        self.reloads.register(Reloadable("log level", ["log_level"], _prepare_log_level))
         self.gate = None if access.api_keys_file is None else Gate(KeyStore(Path(access.api_keys_file)))
+        self.allowances = open_allowances(access)
         self._num_active = 0
         self._cut_off: asyncio.Future[None] | None = None
         self._threads = ThreadPoolExecutor(config.tokenizer_threads, thread_name_prefix="tokenizer")
 
     async def start(self) -> None:
         await self.engine.start()
+        if self.prober is not None:
+            await self.prober.start()
         self.started = True
 
     async def stop(self) -> None:
         """Ends what still runs. Idempotent."""
         self.stopping = True
+        if self.prober is not None:
+            await self.prober.stop()
         await self.engine.stop()
         self._threads.shutdown(wait=False, cancel_futures=True)
         if self.gate is not None:
             self.gate.close()
+        if self.allowances is not None:
+            await asyncio.to_thread(self.allowances.close)
 
     async def off_loop(self, function: Callable[..., Result], *args: object) -> Result:
         """Runs slow, plain code (tokenizing, templates) on a thread, so that streams go on meanwhile."""
@@ -90,6 +112,11 @@ class Service:
             self._num_active -= 1
 
     @property
+    def num_active(self) -> int:
+        """Requests in work, their whole answers included."""
+        return self._num_active
+
+    @property
     def cut_off(self) -> asyncio.Future[None]:
         """Done when running answers must end, finished or not. They then need nothing of the engine, which may hang."""
         if self._cut_off is None:
@@ -113,3 +140,18 @@ class Service:
         if num_choices > self.engine.max_requests:
             message = f"{num_choices} choices at once, but this server takes at most {self.engine.max_requests}"
             raise InvalidRequestError(message, param=param)
+
+
+def _prepare_log_level(settings: Settings) -> Apply:
+    return partial(set_log_level, settings["log_level"])
+
+
+def _prober(engine: EngineClient, question: KnownQuestion | None, config: ServiceConfig) -> Prober | None:
+    if question is None or config.probe_interval_seconds == 0:
+        return None
+    return Prober(
+        engine,
+        question,
+        interval_seconds=config.probe_interval_seconds,
+        limit_seconds=config.probe_timeout_seconds,
+    )

@@ -1,0 +1,95 @@
+"""The outermost layer, in plain ASGI: gives each request its id and its record, each answer the id, and tells when a
+request is complete.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Mapping
+
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ullage.base.logs import FIELDS, REQUEST_ID, escaped
+from ullage.service.request_record import CURRENT, RequestRecord
+from ullage.service.service import Service
+
+REQUEST_ID_HEADER = "x-request-id"
+MAX_REQUEST_ID_BYTES = 128
+MAX_SHOWN_PATH_CHARS = 200
+
+logger = logging.getLogger(__name__)
+
+
+class Observer:
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self._app = app
+        self._service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        record = self._record(scope)
+        bound = CURRENT.set(record), REQUEST_ID.set(record.request_id)
+
+        async def noting_send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                record.status = message["status"]
+                MutableHeaders(scope=message)[REQUEST_ID_HEADER] = record.request_id
+            await send(message)
+
+        try:
+            await self._app(scope, receive, noting_send)
+        finally:
+            record.answered()
+            CURRENT.reset(bound[0])
+            REQUEST_ID.reset(bound[1])
+
+    def _record(self, scope: Scope) -> RequestRecord:
+        headers = dict(scope["headers"])
+        traceparent = headers.get(b"traceparent", b"").decode("ascii", "replace")
+        return RequestRecord(_request_id(headers), scope["method"], scope["path"], traceparent, self._complete)
+
+    def _complete(self, record: RequestRecord) -> None:
+        self._service.metrics.observe_answer(record)
+        write_access_line(record)
+
+
+def write_access_line(record: RequestRecord) -> None:
+    """No prompt, no key, and no query: that may be anything."""
+    if not logger.isEnabledFor(logging.INFO):
+        return
+    seconds = record.ended_at - record.began_at
+    path = record.path if len(record.path) <= MAX_SHOWN_PATH_CHARS else record.path[:MAX_SHOWN_PATH_CHARS] + "…"
+    fields = {
+        "request_id": record.request_id,
+        "method": record.method,
+        "path": path,
+        "status": record.status,
+        "seconds": round(seconds, 4),
+    }
+    line = f"{record.method} {escaped(path)} {record.status} {seconds:.3f} s"
+    if record.asked:
+        fields |= {
+            "prompt_tokens": record.num_prompt_tokens,
+            "cached_tokens": record.num_cached_tokens,
+            "output_tokens": record.num_output_tokens,
+            "finish_reasons": list(record.finish_reasons),
+        }
+        line += f", {record.num_prompt_tokens} + {record.num_output_tokens} tokens, {','.join(record.finish_reasons)}"
+    if record.error_code:
+        fields["error_code"] = record.error_code
+        line += f", {record.error_code}"
+    bound = REQUEST_ID.set(record.request_id)  # the last output may come when another task runs
+    logger.info("%s", line, extra={FIELDS: fields})
+    REQUEST_ID.reset(bound)
+
+
+def _request_id(headers: Mapping[bytes, bytes]) -> str:
+    """The client's own, if it is short printable ASCII; a fresh one otherwise."""
+    given = headers.get(REQUEST_ID_HEADER.encode(), b"")
+    if 0 < len(given) <= MAX_REQUEST_ID_BYTES and all(0x20 <= byte <= 0x7E for byte in given):
+        return given.decode("ascii")
+    return f"req-{uuid.uuid4().hex}"

@@ -1,0 +1,84 @@
+"""What is known of one HTTP request: the line in the log, the counts and the trace are made of it.
+
+It is complete when the answer has ended and the engine has ended all that was asked for it, in whatever order: a client
+may leave before its request has ended, and a request may end long before its answer is read.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+from ullage.engine.client import GenerationOutput, GenerationRequest
+from ullage.protocol.errors import ErrorReply
+
+CLIENT_LEFT = 499
+"""Told in logs as the status of an answer that never began."""
+
+
+@dataclass(slots=True, eq=False)
+class RequestRecord:
+    """Belongs to the event loop."""
+
+    request_id: str
+    method: str
+    path: str
+    """As sent: whoever shows it escapes it."""
+    traceparent: str
+    """Header of the W3C's Trace Context; empty: there is none."""
+    on_complete: Callable[[RequestRecord], None]
+    began_at: float = field(default_factory=time.monotonic)
+    ended_at: float = 0.0
+    """Of the answer."""
+    status: int = CLIENT_LEFT
+    error_code: str | None = None
+    """Of the answer, or of the event that ended a stream."""
+    asked: list[GenerationRequest] = field(default_factory=list)
+    """What the engine accepted."""
+    ends: list[GenerationOutput] = field(default_factory=list)
+    """Last outputs, in the order they came."""
+    model: str = ""
+    _has_answered: bool = False
+
+    def accepted(self, request: GenerationRequest) -> None:
+        self.asked.append(request)
+
+    def ended(self, last: GenerationOutput) -> None:
+        self.ends.append(last)
+        self._complete()
+
+    def answered(self) -> None:
+        self.ended_at, self._has_answered = time.monotonic(), True
+        self._complete()
+
+    def _complete(self) -> None:
+        if self._has_answered and len(self.ends) == len(self.asked):
+            self.on_complete(self)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return sum(last.num_prompt_tokens for last in self.ends)
+
+    @property
+    def num_cached_tokens(self) -> int:
+        return sum(last.num_cached_tokens for last in self.ends)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return sum(last.num_output_tokens for last in self.ends)
+
+    @property
+    def finish_reasons(self) -> tuple[str, ...]:
+        return tuple(str(last.finish_reason) for last in self.ends)
+
+
+CURRENT: ContextVar[RequestRecord | None] = ContextVar("request_record", default=None)
+"""Of the request that the present task serves."""
+
+
+def note_error(reply: ErrorReply) -> None:
+    """An error was told to the client."""
+    if (record := CURRENT.get()) is not None:
+        record.error_code = reply.body["error"]["code"] or reply.body["error"]["type"]
