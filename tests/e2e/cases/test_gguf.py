@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import struct
 import tempfile
 from collections.abc import Iterator
@@ -66,19 +65,21 @@ async def test_a_shared_embedding_is_the_output_matrix_whatever_its_type(copy):
 
 
 @pytest.mark.parametrize(
-    ("name", "says"),
+    ("name", "says", "begin"),
     [
-        ("smollm2", " Paris."),
-        ("gemma3-270m", " the capital of the country"),
+        ("smollm2", " Paris.", None),
+        ("gemma3-270m", " the capital of the country", 2),
     ],
     ids=["Q4_1", "Q4_K_M"],
 )
-async def test_that_holds_for_files_as_they_are_given_out(model_path, tmp_path, name, says):
+async def test_that_holds_for_files_as_they_are_given_out(model_path, tmp_path, name, says, begin):
     with ullage_server(model_path(name), tmp_path / "log", "--max-model-len=512", "--kv-memory=32MiB") as server:
         assert "the embedding is also the output matrix" in " ".join(server.log().replace("│", " ").split())
         async with api_of(server.url) as api:
             said = text_of(await api.complete("The capital of France is", max_tokens=8, temperature=0))
             assert said.startswith(says)
+            ids = (await api.complete("12 a", max_tokens=1, return_token_ids=True))["choices"][0]["prompt_token_ids"]
+            assert ids.count(begin) == 1 if begin is not None else len(ids) == 3
 
 
 def cut_in_half(data: bytearray) -> None:
