@@ -38,7 +38,7 @@ async def test_a_text_has_the_published_tokens_and_comes_back(api, bpe, name):
     assert ids == bpe.encode(text)
     assert answer["usage"]["prompt_tokens"] == len(ids)
     back = text_of(await api.complete(ids, max_tokens=1, echo=True))
-    kept = bytes(byte for byte in text.encode() if byte not in bpe.missing).decode("utf-8")
+    kept = bytes(byte for byte in text.encode() if byte not in bpe.missing).decode("utf-8", errors="replace")
     assert back.startswith(kept)
     assert kept == text or "random" in name
 
