@@ -31,13 +31,16 @@ class ByteTokenizer:
     vocab_size = 257
     eos_token_ids = (EOS,)
     strip_leading_space = False
+    add_bos = False
+    bos_token_id = None
     control_tokens: Mapping[str, int] = MappingProxyType({"<eos>": EOS})
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return list(text.encode())
 
-    def decode(self, token_ids: Iterable[int]) -> str:
-        return b"".join(map(self.token_bytes, token_ids)).decode(errors="replace")
+    def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
+        names = {} if skip_special_tokens else {EOS: b"<eos>"}
+        return b"".join(names.get(i, self.token_bytes(i)) for i in token_ids).decode(errors="replace")
 
     def token_bytes(self, token_id: int) -> bytes:
         return bytes([token_id]) if token_id < EOS else b""

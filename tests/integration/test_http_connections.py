@@ -101,6 +101,7 @@ async def test_one_connection_too_many_is_told_and_closed_and_the_next_finds_roo
                 status, headers, body = answer_of(await reader.read())
             assert (status, body["error"]["code"]) == (429, "queue_full")
             assert (headers["connection"], headers["retry-after"]) == ("close", "1")
+            assert headers["x-request-id"]
         await until(lambda: num_connections(server) == 0)
         async with connection(server) as (reader, writer):
             writer.write(HEADER)
@@ -143,13 +144,52 @@ async def test_a_client_that_reads_slowly_gets_all_of_its_answer():
     assert num_received > len(HUGE) * len(HUGE[0])
 
 
-@pytest.mark.parametrize("sent", [b"\x16\x03\x01\r\n\r\n", b"GET /\r\n\r\n", b"GET / HTTP/1.1\r\nx: " + b"x" * 100_000])
-async def test_what_is_not_http_gets_an_answer_in_the_api_shape(sent):
+async def test_a_client_that_takes_a_little_now_and_then_loses_its_place():
+    engine = ScriptedEngine(lambda request: outputs_for(request, HUGE))
+    config = ServiceConfig(port=0, send_timeout_seconds=0.3, send_bytes_per_second=1 << 40)
+    async with running_server(engine, config=config) as server:
+        with ask(server, stream=True) as client:
+            client.setblocking(False)
+
+            async def drip() -> None:
+                while await asyncio.get_running_loop().sock_recv(client, 1 << 16):
+                    await asyncio.sleep(0.02)
+
+            dripping = asyncio.create_task(drip())
+            await until(lambda: len(engine.requests) == 1)
+            await until(lambda: engine.num_open == num_connections(server) == 0)
+            dripping.cancel()
+            await asyncio.gather(dripping, return_exceptions=True)
+
+
+@pytest.mark.parametrize(
+    ("sent", "expected_status"),
+    [
+        (b"\x16\x03\x01\r\n\r\n", 400),
+        (b"GET /\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nx: " + b"x" * 100_000, 431),
+        (b"GET / HTTP/1.1\r\n" + b"x: y\r\n" * 20_000, 431),
+    ],
+)
+async def test_what_is_not_http_gets_an_answer_in_the_api_shape(sent, expected_status):
     async with running_server(ScriptedEngine()) as server, connection(server) as (reader, writer):
         writer.write(sent)
         status, headers, body = answer_of(await reader.read())
-    assert (status, headers["content-type"], headers["connection"]) == (400, "application/json", "close")
+    assert (status, headers["content-type"], headers["connection"]) == (expected_status, "application/json", "close")
+    assert headers["x-request-id"].startswith("req-")
     assert body["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("together", [True, False])
+async def test_a_body_that_is_not_http_is_answered_under_its_request_id(together):
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\nx-request-id: mine\r\ntransfer-encoding: chunked\r\n\r\n"
+    async with running_server(ScriptedEngine()) as server, connection(server) as (reader, writer):
+        writer.write(head)
+        if not together:
+            await until(lambda: len(server.server.server_state.tasks) == 1)
+        writer.write(b"nonsense\r\n")
+        status, headers, _ = answer_of(await reader.read())
+    assert (status, headers["x-request-id"]) == (400, "mine")
 
 
 async def test_an_idle_connection_serves_again_until_its_time_is_over():

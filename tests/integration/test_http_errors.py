@@ -22,6 +22,7 @@ from ullage.base.errors import (
     KVCapacityError,
     QueueFullError,
 )
+from ullage.base.logs import TextFormatter
 from ullage.engine.client import GenerationOutput
 from ullage.protocol.json_text import parse_json_object
 from ullage.service import request_body
@@ -99,7 +100,7 @@ async def test_an_unknown_model_is_not_found():
     assert (error_of(response)["code"], error_of(response)["param"]) == ("model_not_found", "model")
 
 
-@pytest.mark.parametrize("path", ["/", "/v1/nothing", "/v1/chat/completions/", "/docs", "/openapi.json"])
+@pytest.mark.parametrize("path", ["/", "/v1/nothing", "/v1/chat/completions/", "/docs"])
 async def test_an_unknown_path_is_a_json_404(path):
     async with app_client(ScriptedEngine()) as client:
         response = await client.post(path, json={})
@@ -113,6 +114,23 @@ async def test_a_wrong_method_is_a_json_405_with_the_right_one():
     assert response.status_code == 405
     assert response.headers["allow"] == "POST"
     error_of(response)
+
+
+@pytest.mark.parametrize(("path", "allowed"), [("/v1/models", {"GET", "HEAD"}), ("/v1/completions", {"POST"})])
+async def test_options_are_told_as_the_methods_that_are_allowed(path, allowed):
+    async with app_client(ScriptedEngine()) as client:
+        response = await client.options(path)
+    assert response.status_code == 405
+    assert set(response.headers["allow"].split(", ")) == allowed
+    error_of(response)
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/models/tiny", "/v1/ledger", "/metrics", "/openapi.json"])
+async def test_what_can_be_read_can_be_asked_for_its_header_alone(path):
+    async with app_client(ScriptedEngine()) as client:
+        response = await client.head(path)
+    assert response.status_code == 200
+    assert response.headers["x-request-id"]
 
 
 async def test_embeddings_are_refused_clearly():
@@ -232,6 +250,7 @@ class BrokenTemplate(LineTemplate):
 
 async def test_our_own_mistake_is_a_500_with_a_request_id_and_a_log_entry(caplog):
     model = replace(scripted_model(), chat_template=BrokenTemplate())
+    caplog.handler.setFormatter(TextFormatter())
     with caplog.at_level(logging.ERROR):
         async with app_client(ScriptedEngine(), model) as client:
             response = await client.post("/v1/chat/completions", json=CHAT, headers={"x-request-id": "find me"})
@@ -239,7 +258,7 @@ async def test_our_own_mistake_is_a_500_with_a_request_id_and_a_log_entry(caplog
     assert response.status_code == 500
     assert error_of(response)["code"] == "internal_error"
     assert "our own mistake" not in response.text
-    assert "request find me failed" in caplog.text
+    assert "a request failed [find me]" in caplog.text
     assert after.status_code == 200
 
 

@@ -43,6 +43,10 @@ def allowances_of(client: httpx.AsyncClient) -> Allowances:
     return client._transport.app.state.service.allowances
 
 
+async def reload(client: httpx.AsyncClient) -> list[str]:
+    return await client._transport.app.state.service.reloads.reload()
+
+
 async def ask(client: httpx.AsyncClient, max_tokens: int = 8, **fields: object) -> httpx.Response:
     return await client.post(
         ADDRESS, json={"model": "tiny", "prompt": PROMPT, "max_tokens": max_tokens, "ignore_eos": True, **fields}
@@ -227,16 +231,26 @@ async def test_a_quota_that_is_used_up_is_told_as_such_and_survives_the_server(t
     assert answer.headers["x-should-retry"] == "false"
 
 
+async def test_a_tenant_can_ask_what_it_has_used(tmp_path):
+    async with limited(tmp_path, "[default]\ntokens_per_minute = 50\nrequests_per_minute = 9") as client:
+        assert (await ask(client, max_tokens=8)).status_code == 200
+        await until(lambda: not allowances_of(client)._held)
+        used = (await client.get("/v1/usage")).json()
+    assert (used["tenant"], used["limits"]["tokens_per_minute"], used["limits"]["weight"]) == ("acme", 50, 1.0)
+    assert used["minute"] == {"requests_left": 8, "tokens_left": 30}
+    assert set(used["tokens_used"].values()) == {20}
+
+
 async def test_reloading_takes_new_limits_and_refuses_a_bad_file(tmp_path):
     async with limited(tmp_path, "[default]\nrequests_per_minute = 1") as client:
         assert codes([await ask(client), await ask(client)]) == [200, 429]
         (tmp_path / "limits.toml").write_text("[default]\nrequests_per_minute = 2")
-        allowances_of(client).reload()
+        assert await reload(client) == []
         assert codes([await ask(client), await ask(client)]) == [200, 429]
         for text in ("[default]\nrequests_per_minutes = 9", "[default]\ntokens_per_day = 9"):
             (tmp_path / "limits.toml").write_text(text)
             with pytest.raises(ConfigError):
-                allowances_of(client).reload()
+                await reload(client)
         assert (await ask(client)).status_code == 429
 
 

@@ -117,9 +117,9 @@ class Allowances:
     """
 
     def __init__(self, path: Path, store: BookStore) -> None:
-        self._path = path
         self._store = store
-        self.reload()
+        self.limits = Limits()
+        self.prepare(path)()
         self._server = secrets.token_hex(8)
         """What this server is called in the books."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="allowances")
@@ -132,16 +132,16 @@ class Allowances:
     def of(self, tenant: str) -> TenantLimits:
         return self.limits.of(tenant)
 
-    def reload(self) -> None:
-        """Reads the limits file again; counts stay. They hold for requests that begin from now on.
+    def prepare(self, path: Path) -> Callable[[], None]:
+        """Reads a limits file. What is returned puts it in force, for requests that begin from then on; counts stay.
 
-        :raises ConfigError: it can't be honoured, and the old limits stay
+        :raises ConfigError: it can't be honoured
         """
-        limits = read_limits(self._path)
+        limits = read_limits(path)
         if limits.has_quotas and isinstance(self._store, MemoryBooks):
             hint = "set access_store to a file or to a Redis"
             raise ConfigError("quotas of a day or month must outlive the server: they need a store", hint=hint)
-        self.limits: Limits = limits
+        return lambda: setattr(self, "limits", limits)
 
     async def check(self, tenant: str) -> None:
         """Whether the tenant's next request could begin, before any work is done for it; ``reserve`` decides.

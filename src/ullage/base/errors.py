@@ -17,6 +17,7 @@
     │   ├── DeadlineError             the request took longer than it may
     │   ├── UnknownPathError          HTTP: nothing lives at this address
     │   ├── MethodNotAllowedError     HTTP: something does, but not for this method
+    │   ├── HeaderTooLargeError       HTTP: the header exceeds the server's limit
     │   ├── BodyTooLargeError         HTTP: the body exceeds the server's limit
     │   └── BodyTimeoutError          HTTP: the body did not arrive in time
     └── EngineError               the engine failed; not the caller's fault
@@ -152,6 +153,10 @@ class MethodNotAllowedError(RequestError):
     def __init__(self, message: str, *, allow: str) -> None:
         super().__init__(message)
         self.allow = allow
+
+
+class HeaderTooLargeError(RequestError):
+    """The request header exceeds the server's limit."""
 
 
 class BodyTooLargeError(RequestError):

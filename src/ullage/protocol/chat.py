@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, NotRequired, Self, TypedDict
+from typing import Annotated, Literal, NotRequired, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from typing_extensions import TypedDict
 
 from ullage.base.errors import InvalidRequestError
+from ullage.protocol.fields import RequestFields
 from ullage.protocol.generation import MAX_TOKENS_BOUND, ChoiceExtensions, FinishReason, GenerationFields, Usage
 from ullage.protocol.tools import MAX_TOOLS, NamedToolChoice, Tool, ToolCallDelta, ToolCallEntry, ToolChoice
 
@@ -26,7 +28,8 @@ def _as_parts(value: object) -> object:
     return [{"type": "text", "text": value}] if isinstance(value, str) else value
 
 
-Parts = Annotated[list[TextPart], Field(max_length=MAX_PARTS, fail_fast=True), BeforeValidator(_as_parts)]
+PartList = Annotated[list[TextPart], Field(max_length=MAX_PARTS, fail_fast=True)]
+Parts = Annotated[PartList, BeforeValidator(_as_parts, json_schema_input_type=str | PartList)]
 
 
 class FunctionCall(BaseModel):
@@ -62,12 +65,10 @@ class Message(BaseModel):
         return self.model_dump(exclude=set(self.model_extra or ()), exclude_none=True)
 
 
-class ChatCompletionRequest(GenerationFields):
+class ChatPromptFields(RequestFields):
+    """What the prompt of a chat is made of."""
+
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
-    max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS_BOUND)] | None = None
-    """The newer name of ``max_tokens``; both may be given when they agree."""
-    logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     add_generation_prompt: bool | None = None
     """Extension; true unless said otherwise."""
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
@@ -77,17 +78,9 @@ class ChatCompletionRequest(GenerationFields):
     """False: one call at most is forced; of calls that the model makes of its own accord the first is kept."""
 
     @model_validator(mode="after")
-    def _check_together(self) -> Self:
-        if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
-            raise InvalidRequestError("max_tokens and max_completion_tokens differ: send only one", param="max_tokens")
-        if self.top_logprobs and not self.logprobs:
-            raise InvalidRequestError("top_logprobs is only allowed with logprobs: true", param="top_logprobs")
+    def _check_prompt(self) -> Self:
         for i, message in enumerate(self.messages):
             _check_message(message, f"messages[{i}]")
-        self._check_tools()
-        return self
-
-    def _check_tools(self) -> None:
         names = [tool.function.name for tool in self.tools or ()]
         for i, name in enumerate(names):
             if name in names[:i]:
@@ -96,11 +89,7 @@ class ChatCompletionRequest(GenerationFields):
             raise InvalidRequestError("tool_choice names a function that isn't in tools", param="tool_choice")
         if self.tool_choice == "required" and not names:
             raise InvalidRequestError("tool_choice is required, but there are no tools", param="tool_choice")
-        if self.called_tools and self.asked_constraint() is not None:
-            raise InvalidRequestError(
-                "output can be constrained or may call tools, not both: send tool_choice none, or no constraint",
-                param="tools",
-            )
+        return self
 
     @property
     def called_tools(self) -> list[Tool]:
@@ -114,14 +103,6 @@ class ChatCompletionRequest(GenerationFields):
             return [tool for tool in self.called_tools if tool.function.name == self.tool_choice.function.name]
         return self.called_tools if self.tool_choice == "required" else []
 
-    @property
-    def asked_max_tokens(self) -> int | None:
-        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
-
-    @property
-    def asked_num_logprobs(self) -> int | None:
-        return (self.top_logprobs or 0) if self.logprobs else None
-
     def extra_fields(self) -> dict[str, object]:
         in_messages = {
             f"messages[].{name}": value
@@ -130,6 +111,34 @@ class ChatCompletionRequest(GenerationFields):
             if value not in (None, [], {})
         }
         return {**super().extra_fields(), **in_messages}
+
+
+class ChatCompletionRequest(ChatPromptFields, GenerationFields):
+    max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS_BOUND)] | None = None
+    """The newer name of ``max_tokens``; both may be given when they agree."""
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
+        if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
+            raise InvalidRequestError("max_tokens and max_completion_tokens differ: send only one", param="max_tokens")
+        if self.top_logprobs and not self.logprobs:
+            raise InvalidRequestError("top_logprobs is only allowed with logprobs: true", param="top_logprobs")
+        if self.called_tools and self.asked_constraint() is not None:
+            raise InvalidRequestError(
+                "output can be constrained or may call tools, not both: send tool_choice none, or no constraint",
+                param="tools",
+            )
+        return self
+
+    @property
+    def asked_max_tokens(self) -> int | None:
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def asked_num_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
 
 
 def _check_message(message: Message, path: str) -> None:

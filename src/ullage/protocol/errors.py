@@ -9,7 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NotRequired, TypedDict
+from typing import NotRequired
+
+from typing_extensions import TypedDict
 
 from ullage.base.errors import (
     AccessStoreError,
@@ -20,6 +22,7 @@ from ullage.base.errors import (
     DeadlineError,
     EngineError,
     EngineRestartingError,
+    HeaderTooLargeError,
     InvalidRequestError,
     KVCapacityError,
     MethodNotAllowedError,
@@ -58,6 +61,7 @@ ERROR_TABLE: Mapping[type[Exception], ErrorRow] = {
     MethodNotAllowedError: ErrorRow(405, "invalid_request_error", "method_not_allowed", never_retry=True),
     BodyTimeoutError: ErrorRow(408, "invalid_request_error", "request_timeout"),
     BodyTooLargeError: ErrorRow(413, "invalid_request_error", "request_too_large", never_retry=True),
+    HeaderTooLargeError: ErrorRow(431, "invalid_request_error", "header_too_large", never_retry=True),
     RequestError: ErrorRow(400, "invalid_request_error", None, never_retry=True),
     QueueFullError: ErrorRow(429, "requests", "queue_full"),
     RateLimitError: ErrorRow(429, "requests", "rate_limit_exceeded"),

@@ -1,10 +1,11 @@
 """What happens to each field of a request: honoured, refused by name, or documented as having no effect.
 
 The rule. A field that this server acts on is in the request models. Of the others, one that would change what the
-answer says, or its shape, is *refused*, unless its value asks for nothing (``tools: []``); one that is only the
-caller's book-keeping has *no effect*; a *hint* on style can't be obeyed and can't break a contract either, so it is
-ignored, and the answer says so in the header ``x-ullage-ignored-fields``. A field that nobody knows is treated like a
-hint: clients send new fields all the time, and must not break. ``null`` is the same as absent, everywhere.
+answer says, or its shape, is *refused*, unless its value asks for nothing (``functions: []``); one that is only
+book-keeping, the caller's or a provider's, has *no effect*; a *hint* on style can't be obeyed and can't break a
+contract either, so it is ignored, and the answer says so in the header ``x-ullage-ignored-fields``. A field that nobody
+knows is treated like a hint: clients send new fields all the time, and must not break. ``null`` is the same as absent,
+everywhere.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 from urllib.parse import quote
+
+from pydantic import BaseModel, ConfigDict
 
 from ullage.base.errors import InvalidRequestError
 
@@ -57,9 +60,9 @@ FIELD_RULES: Mapping[str, FieldRule] = {
     "modalities": _refused("the model makes text only", ["text"]),
     "prediction": _refused("predicted outputs are not supported"),
     "web_search_options": _refused("web search is not supported"),
-    "store": _refused("answers are not stored", False),
-    "service_tier": _refused("there is one tier", "auto", "default"),
     "moderation": _refused("moderation is not supported"),
+    "store": _no_effect("nothing is stored, whatever it says: no answer can be asked for again"),
+    "service_tier": _no_effect("there is one tier"),
     "user": _no_effect("book-keeping of the caller"),
     "safety_identifier": _no_effect("book-keeping of the caller"),
     "metadata": _no_effect("book-keeping of the caller"),
@@ -88,9 +91,20 @@ FIELD_RULES: Mapping[str, FieldRule] = {
     "continue_final_message": _refused("the last message can't be continued", False),
     "documents": _refused("documents belong in a message", []),
     "return_tokens_as_token_ids": _refused("use return_token_ids", False),
+    "mm_processor_kwargs": _refused("the model reads text only", {}),
     "priority": _refused("requests are served in order of arrival", 0),
 }
-"""Every field that is known and not honoured, in both request kinds."""
+"""Every field that is known and not honoured, in all request kinds."""
+
+
+class RequestFields(BaseModel):
+    """The body of a request. None means absent."""
+
+    model_config = ConfigDict(extra="allow", allow_inf_nan=False, use_attribute_docstrings=True)
+
+    def extra_fields(self) -> dict[str, object]:
+        """Fields that no model takes, by name; those of nested objects with their path."""
+        return dict(self.model_extra or {})
 
 
 def check_extra_fields(extra: Mapping[str, object]) -> tuple[str, ...]:
@@ -113,10 +127,16 @@ def check_extra_fields(extra: Mapping[str, object]) -> tuple[str, ...]:
     return tuple(reported)
 
 
+def ignored_fields_headers(names: tuple[str, ...]) -> dict[str, str]:
+    """What tells a client of fields that had no effect; nothing where all had one."""
+    return {IGNORED_FIELDS_HEADER: ignored_fields_header(names)} if names else {}
+
+
 def ignored_fields_header(names: Iterable[str]) -> str:
-    """Header text for these names. They come from the client: percent-encoded, and not without end."""
+    """Header text for these names. They come from the client: percent-encoded, and not without end. A name of no
+    characters is shown as ``""``: a header may not end with a space, and the list would."""
     names = list(names)
-    shown = [quote(name[:50], errors="replace") for name in names[:MAX_NAMES_SHOWN]]
+    shown = [quote(name[:50], errors="replace") or '""' for name in names[:MAX_NAMES_SHOWN]]
     if len(names) > MAX_NAMES_SHOWN:
         shown.append(f"and {len(names) - MAX_NAMES_SHOWN} more")
     return ", ".join(shown)

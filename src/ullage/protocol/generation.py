@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, NotRequired, Self, TypedDict
+from typing import Annotated, Literal, NotRequired, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from typing_extensions import TypedDict
 
 from ullage.base.errors import InvalidRequestError
+from ullage.protocol.fields import RequestFields
 from ullage.protocol.structured_output import (
     AskedConstraint,
     Choices,
@@ -31,18 +33,31 @@ def _as_list(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
+TokenIdText = Annotated[str, Field(pattern="^[0-9]{1,9}$")]
+
+
 def _as_token_id(key: object) -> int:
     if isinstance(key, str) and key.isascii() and key.isdecimal() and len(key) < 10:
         return int(key)
     raise InvalidRequestError('logit_bias needs token ids as keys, such as {"42": -100}', param="logit_bias")
 
 
-StopText = Annotated[str, Field(max_length=MAX_STOP_CHARS)]
-StopTexts = Annotated[list[StopText], BeforeValidator(_as_list), Field(max_length=4)]
+StopText = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
+Stops = Annotated[list[StopText], Field(max_length=4)]
+StopTexts = Annotated[
+    list[StopText], BeforeValidator(_as_list, json_schema_input_type=StopText | Stops), Field(max_length=4)
+]
 """One text or up to four. An empty list is the same as none: clients send it."""
 
-BiasedTokenId = Annotated[int, BeforeValidator(_as_token_id)]
+BiasedTokenId = Annotated[int, BeforeValidator(_as_token_id, json_schema_input_type=TokenIdText)]
 """JSON's keys are texts."""
+
+Bias = Annotated[float, Field(ge=-100, le=100)]
+LogitBias = Annotated[
+    dict[BiasedTokenId, Bias],
+    Field(max_length=MAX_LOGIT_BIASES, json_schema_extra={"additionalProperties": False}),
+]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
 
 
 class StreamOptions(BaseModel):
@@ -53,33 +68,34 @@ class StreamOptions(BaseModel):
     """Accepted without effect: padding against traffic analysis, which this server doesn't add."""
 
 
-class GenerationFields(BaseModel):
-    """Fields of both request kinds. None means absent: the model's default, then the API's, decides.
-
-    Ranges that the sampler checks are not repeated here (see ``ullage.engine.sampling_params``).
-    """
-
-    model_config = ConfigDict(extra="allow", allow_inf_nan=False)
+class GenerationFields(RequestFields):
+    """Fields of both kinds of generation. What is absent, the model's default decides, then the API's."""
 
     model: str
     max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS_BOUND)] | None = None
-    temperature: float | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     """0 leaves only the most likely token."""
     n: Annotated[int, Field(ge=1, le=MAX_NUM_CHOICES)] | None = None
     stop: StopTexts | None = None
     seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: Annotated[dict[BiasedTokenId, float], Field(max_length=MAX_LOGIT_BIASES)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: (
+        Annotated[
+            dict[BiasedTokenId, Bias],
+            Field(max_length=MAX_LOGIT_BIASES, json_schema_extra={"additionalProperties": False}),
+        ]
+        | None
+    ) = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
     # Extensions, named as vLLM names them.
     top_k: Annotated[int, Field(ge=-1, le=MAX_TOKENS_BOUND)] | None = None
     """-1 and 0 both mean all tokens."""
-    min_p: float | None = None
-    repetition_penalty: float | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=2)] | None = None
     min_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS_BOUND)] | None = None
     ignore_eos: bool | None = None
     stop_token_ids: Annotated[list[int], Field(max_length=256)] | None = None
@@ -139,6 +155,11 @@ class GenerationFields(BaseModel):
         return 1 if self.n is None else self.n
 
     @property
+    def num_candidates(self) -> int:
+        """Outputs that are generated for each prompt, of which ``num_choices`` are returned."""
+        return self.num_choices
+
+    @property
     def asked_max_tokens(self) -> int | None:
         """How many tokens the client asked for; None where it left that open."""
         return self.max_tokens
@@ -153,9 +174,8 @@ class GenerationFields(BaseModel):
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     def extra_fields(self) -> dict[str, object]:
-        """Fields that no model takes, by name; those of nested objects with their path."""
         nested = (self.stream_options.model_extra or {}) if self.stream_options is not None else {}
-        return {**(self.model_extra or {}), **{f"stream_options.{name}": value for name, value in nested.items()}}
+        return {**super().extra_fields(), **{f"stream_options.{name}": value for name, value in nested.items()}}
 
 
 class PromptTokensDetails(TypedDict):

@@ -18,7 +18,7 @@ from ullage.access.tenant import cache_salt, tenant_of
 from ullage.engine.client import GenerationOutput, GenerationRequest, TokenLogprob
 from ullage.engine.constraint import Constraint
 from ullage.protocol import sse
-from ullage.protocol.fields import IGNORED_FIELDS_HEADER, ignored_fields_header
+from ullage.protocol.fields import ignored_fields_headers
 from ullage.protocol.generation import GenerationFields, Usage, make_usage
 from ullage.protocol.json_text import encode_json
 from ullage.service.deadline import timeout_seconds
@@ -125,7 +125,7 @@ class Asked:
                     streamed=bool(self.fields.stream),
                     timeout_seconds=timeout,
                 )
-                for choice in range(self.fields.num_choices)
+                for choice in range(self.fields.num_candidates)
             ]
         return requests
 
@@ -135,7 +135,7 @@ class Asked:
         room = max_request_tokens - len(prompt)
         if limits.most_tokens is not None:
             room_given = limits.most_tokens - sum(len(prompt) for prompt in self.prompts)
-            room = min(room, room_given // (len(self.prompts) * self.fields.num_choices))
+            room = min(room, room_given // (len(self.prompts) * self.fields.num_candidates))
         room = max(1, room)
         return room if self.default_max_tokens is None else min(room, self.default_max_tokens)
 
@@ -149,7 +149,7 @@ class Asked:
 
         :param lasts: the last output of each choice
         """
-        n = self.fields.num_choices
+        n = self.fields.num_candidates
         num_tokens = 0
         for i, prompt in enumerate(self.prompts):
             begun = [last for last in lasts[i * n : (i + 1) * n] if last.times and last.times.started_at is not None]
@@ -159,7 +159,7 @@ class Asked:
     def usage(self, results: Sequence[ChoiceResult]) -> Usage:
         """A prompt counts once, however many choices it has; as cached counts what its first computation found."""
         last = [result.last for result in results if result.last is not None]
-        n = self.fields.num_choices
+        n = self.fields.num_candidates
         return make_usage(
             num_prompt_tokens=sum(len(prompt) for prompt in self.prompts),
             num_output_tokens=sum(output.num_output_tokens for output in last),
@@ -180,8 +180,7 @@ async def answer(service: Service, request: Request, asked: Asked, writer: Answe
     tenant = tenant_of(request.scope)
     limits = TenantLimits() if service.allowances is None else service.allowances.of(tenant)
     generation, headers = await _begin(service, asked, asked.generation_requests(service, timeout, tenant, limits))
-    if asked.ignored_fields:
-        headers[IGNORED_FIELDS_HEADER] = ignored_fields_header(asked.ignored_fields)
+    headers |= ignored_fields_headers(asked.ignored_fields)
     if asked.fields.stream:
         events = _events(generation, asked, writer, service.config.ping_seconds)
         return EventStream(events, generation.close, headers)
@@ -215,7 +214,7 @@ async def _begin(
 
 
 def _new_results(asked: Asked) -> list[ChoiceResult]:
-    return [ChoiceResult() for _ in range(len(asked.prompts) * asked.fields.num_choices)]
+    return [ChoiceResult() for _ in range(len(asked.prompts) * asked.fields.num_candidates)]
 
 
 async def _collect(generation: Generation, asked: Asked) -> list[ChoiceResult]:

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ullage.access.config import AccessConfig
+from ullage.access.tenant import tenant_of
 from ullage.base.errors import (
     ConfigError,
     DeadlineError,
@@ -35,9 +36,14 @@ from ullage.service.door import Door
 from ullage.service.known_answer import KnownQuestion
 from ullage.service.metrics import CONTENT_TYPE
 from ullage.service.observation import Observer
+from ullage.service.openapi import openapi_document
 from ullage.service.request_record import note_error
 from ullage.service.served_model import ServedModel
 from ullage.service.service import Service
+from ullage.service.tokenize import detokenize, tokenize
+from ullage.service.usage import usage as tell_usage
+
+READ = ["GET", "HEAD"]
 
 logger = logging.getLogger(__name__)
 
@@ -75,11 +81,11 @@ def create_app(
 
 
 def _add_api_routes(app: FastAPI, service: Service) -> None:
-    @app.get("/v1/models")
+    @app.api_route("/v1/models", methods=READ)
     async def list_models() -> Response:
         return _json(models.list_models(service))
 
-    @app.get("/v1/models/{name:path}")
+    @app.api_route("/v1/models/{name:path}", methods=READ)
     async def show_model(name: str) -> Response:
         return _json(models.show_model(service, name))
 
@@ -95,19 +101,27 @@ def _add_api_routes(app: FastAPI, service: Service) -> None:
     async def embeddings() -> Response:
         raise InvalidRequestError("this model generates text; it does not make embeddings", param="model")
 
+    @app.post("/tokenize")
+    async def tokenize_prompt(request: Request) -> Response:
+        return await tokenize(service, request)
+
+    @app.post("/detokenize")
+    async def detokenize_tokens(request: Request) -> Response:
+        return await detokenize(service, request)
+
 
 def _add_health_routes(app: FastAPI, service: Service) -> None:
-    @app.api_route("/health/live", methods=["GET", "HEAD"])
+    @app.api_route("/health/live", methods=READ)
     async def live() -> Response:
         status, body = health.live(service)
         return _json(body, status)
 
-    @app.api_route("/health/ready", methods=["GET", "HEAD"])
+    @app.api_route("/health/ready", methods=READ)
     async def ready() -> Response:
         status, body = health.ready(service)
         return _json(body, status)
 
-    @app.get("/metrics")
+    @app.api_route("/metrics", methods=READ)
     async def metrics() -> Response:
         return Response(service.metrics.text(), media_type=CONTENT_TYPE)
 
@@ -120,9 +134,19 @@ def _add_health_routes(app: FastAPI, service: Service) -> None:
         except ConfigError as error:
             raise InvalidRequestError(f"nothing was reloaded: {error}") from error
 
-    @app.get("/v1/ledger")
+    @app.api_route("/v1/usage", methods=READ)
+    async def usage(request: Request) -> Response:
+        return _json(await tell_usage(service, tenant_of(request.scope)))
+
+    @app.api_route("/v1/ledger", methods=READ)
     async def ledger() -> Response:
         return _json(health.ledger(service))
+
+    document = encode_json(openapi_document(service.model.names, needs_keys=service.gate is not None))
+
+    @app.api_route("/openapi.json", methods=READ)
+    async def openapi() -> Response:
+        return Response(document, media_type="application/json")
 
 
 def _json(body: Mapping[str, object], status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

@@ -20,6 +20,7 @@ from ullage.protocol.chat import (
     ChatCompletion,
     ChatCompletionRequest,
     ChatLogprobs,
+    ChatPromptFields,
     Delta,
 )
 from ullage.protocol.generation import FinishReason, Usage
@@ -61,7 +62,7 @@ def _names_in_chat(fields: ChatCompletionRequest) -> dict[str | None, str]:
     return names | {"max_tokens": "max_completion_tokens"} if fields.max_completion_tokens is not None else names
 
 
-def render_prompt(service: Service, fields: ChatCompletionRequest) -> tuple[tuple[int, ...], AskedTools | None]:
+def render_prompt(service: Service, fields: ChatPromptFields) -> tuple[tuple[int, ...], AskedTools | None]:
     """Token ids, and the tools that may be called.
 
     :raises InvalidRequestError: the model has no template, or its template refuses these messages

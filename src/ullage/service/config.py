@@ -33,6 +33,12 @@ class ServiceConfig:
     send_timeout_seconds: float = setting(
         60.0, "A client that takes nothing of its answer for this many seconds has left.", at_least=0.1
     )
+    send_bytes_per_second: int = setting(
+        1024,
+        "So many bytes that a slow reader takes earn it back a second of send_timeout_seconds.",
+        in_bytes=True,
+        at_least=1,
+    )
     max_concurrent_requests: int = setting(1024, "Requests in work at once; one more is answered 429.", at_least=1)
     tokenizer_threads: int = setting(2, "Threads that turn text into tokens beside the event loop.", at_least=1)
     tool_format: Literal["auto", "hermes", "llama3_json", "mistral"] = setting(

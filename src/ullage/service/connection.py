@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any
+import sys
+from typing import Any, cast
 
 import h11
 from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 from uvicorn.server import ServerState
 
-from ullage.base.errors import InvalidRequestError, QueueFullError, RequestError
+from ullage.base.errors import HeaderTooLargeError, InvalidRequestError, QueueFullError, RequestError
 from ullage.protocol.errors import error_reply
 from ullage.protocol.json_text import encode_json
 from ullage.service.config import ServiceConfig
+from ullage.service.patience import Patience
+from ullage.service.request_id import REQUEST_ID_HEADER, SCOPE_NAME, request_id_of
 
 FULL_RETRY_SECONDS = 1.0
 MAX_EARLY_BYTES = 1 << 16  # of requests sent before the answer to the one in work
@@ -26,7 +29,7 @@ class Connection(H11Protocol):
     """Adds two clocks to uvicorn's own, which runs between two requests.
 
     One runs while no request is in work and bytes have come, or never came: it ends when a whole header is there. The
-    other runs while bytes wait to be sent: it starts anew whenever the client has taken some.
+    other runs while bytes wait to be sent, until the client has used its ``Patience`` up.
     """
 
     def __init__(
@@ -43,9 +46,12 @@ class Connection(H11Protocol):
         self._limits = limits
         self._header_clock: asyncio.TimerHandle | None = None
         self._send_clock: asyncio.TimerHandle | None = None
+        self._patience = Patience(limits.send_timeout_seconds, limits.send_bytes_per_second)
+        self._counted: CountedTransport
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        self._counted = CountedTransport(transport)
+        super().connection_made(cast(asyncio.Transport, self._counted))
         transport.set_write_buffer_limits(high=0)  # tell of every byte that waits, not only of many
         if len(self.connections) > self._limits.max_connections:
             message = f"{self._limits.max_connections} connections are open already"
@@ -73,25 +79,37 @@ class Connection(H11Protocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._wait_for_client(self.transport.get_write_buffer_size())
+        self._wait_for_client()
 
     def resume_writing(self) -> None:
         super().resume_writing()
         self._stop_waiting_for_client()
 
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._patience.renew()
+
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's signature
         """To what isn't HTTP. Nothing where an answer has begun."""
-        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            self._refuse(InvalidRequestError("this is not HTTP/1.1, or its header is too large"))
-        else:
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             self.transport.close()
+        elif getattr(sys.exc_info()[1], "error_status_hint", None) == 431:
+            self._refuse(HeaderTooLargeError("the request header is too large"))
+        else:
+            self._refuse(InvalidRequestError("this is not HTTP/1.1"))
+
+    def _request_id(self) -> str:
+        """Of the request in work, if there is one."""
+        if self.cycle is None or self.cycle.response_complete:
+            return request_id_of(())
+        return str(self.scope.get(SCOPE_NAME) or request_id_of(self.headers))
 
     def _refuse(self, error: RequestError) -> None:
         """The whole answer, and the end of the connection."""
         reply = error_reply(error)
         body = encode_json(reply.body)
         headers = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
-        headers.update(reply.headers)
+        headers |= {REQUEST_ID_HEADER: self._request_id(), **reply.headers}
         reason = STATUS_PHRASES[reply.status]
         response = h11.Response(status_code=reply.status, headers=list(headers.items()), reason=reason)
         for event in (response, h11.Data(data=body), h11.EndOfMessage()):
@@ -106,18 +124,35 @@ class Connection(H11Protocol):
             self._header_clock.cancel()
             self._header_clock = None
 
-    def _wait_for_client(self, num_unsent: int) -> None:
-        self._send_clock = self.loop.call_later(self._limits.send_timeout_seconds, self._check_client, num_unsent)
-
-    def _check_client(self, num_unsent: int) -> None:
-        """Aborts: to close would wait for the client to read."""
-        still_unsent = self.transport.get_write_buffer_size()
-        if still_unsent < num_unsent:
-            self._wait_for_client(still_unsent)
-        else:
+    def _wait_for_client(self) -> None:
+        """Aborts when the patience ends: to close would wait for the client to read."""
+        self._patience.wait(self.loop.time(), self._counted.num_taken_bytes)
+        if self._patience.left_seconds <= 0:
             self.transport.abort()
+        else:
+            self._send_clock = self.loop.call_later(self._patience.left_seconds, self._wait_for_client)
 
     def _stop_waiting_for_client(self) -> None:
         if self._send_clock is not None:
             self._send_clock.cancel()
             self._send_clock = None
+            self._patience.go_on(self.loop.time(), self._counted.num_taken_bytes)
+
+
+class CountedTransport:
+    """A transport that knows how much of what was written has gone out; everything else is the transport's own."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._num_written_bytes = 0
+
+    @property
+    def num_taken_bytes(self) -> int:
+        return self._num_written_bytes - self._transport.get_write_buffer_size()
+
+    def write(self, data: bytes) -> None:
+        self._num_written_bytes += len(data)
+        self._transport.write(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)

@@ -5,18 +5,16 @@ request is complete.
 from __future__ import annotations
 
 import logging
-import uuid
-from collections.abc import Mapping
 
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ullage.base.logs import FIELDS, REQUEST_ID, escaped
+from ullage.service.request_id import REQUEST_ID_HEADER, request_id_of
+from ullage.service.request_id import SCOPE_NAME as REQUEST_ID_SCOPE_NAME
 from ullage.service.request_record import CURRENT, RequestRecord
 from ullage.service.service import Service
 
-REQUEST_ID_HEADER = "x-request-id"
-MAX_REQUEST_ID_BYTES = 128
 MAX_SHOWN_PATH_CHARS = 200
 
 logger = logging.getLogger(__name__)
@@ -48,9 +46,9 @@ class Observer:
             REQUEST_ID.reset(bound[1])
 
     def _record(self, scope: Scope) -> RequestRecord:
-        headers = dict(scope["headers"])
-        traceparent = headers.get(b"traceparent", b"").decode("ascii", "replace")
-        return RequestRecord(_request_id(headers), scope["method"], scope["path"], traceparent, self._complete)
+        request_id = scope[REQUEST_ID_SCOPE_NAME] = request_id_of(scope["headers"])
+        traceparent = dict(scope["headers"]).get(b"traceparent", b"").decode("ascii", "replace")
+        return RequestRecord(request_id, scope["method"], scope["path"], traceparent, self._complete)
 
     def _complete(self, record: RequestRecord) -> None:
         self._service.metrics.observe_answer(record)
@@ -85,11 +83,3 @@ def write_access_line(record: RequestRecord) -> None:
     bound = REQUEST_ID.set(record.request_id)  # the last output may come when another task runs
     logger.info("%s", line, extra={FIELDS: fields})
     REQUEST_ID.reset(bound)
-
-
-def _request_id(headers: Mapping[bytes, bytes]) -> str:
-    """The client's own, if it is short printable ASCII; a fresh one otherwise."""
-    given = headers.get(REQUEST_ID_HEADER.encode(), b"")
-    if 0 < len(given) <= MAX_REQUEST_ID_BYTES and all(0x20 <= byte <= 0x7E for byte in given):
-        return given.decode("ascii")
-    return f"req-{uuid.uuid4().hex}"

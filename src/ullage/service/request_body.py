@@ -10,34 +10,38 @@ from typing import TypeVar
 from starlette.requests import ClientDisconnect, Request
 
 from ullage.base.errors import BodyTimeoutError, BodyTooLargeError, InvalidRequestError
-from ullage.protocol.fields import check_extra_fields
-from ullage.protocol.generation import GenerationFields
+from ullage.protocol.fields import RequestFields, check_extra_fields
 from ullage.protocol.json_text import parse_json_object, validate
 from ullage.service.disconnect import ClientLeftError
 from ullage.service.service import Service
 
-Fields = TypeVar("Fields", bound=GenerationFields)
+Fields = TypeVar("Fields", bound=RequestFields)
 
 QUICK_BODY_BYTES = 1 << 16
 """A body up to this size is parsed in less time than it takes to hand it to a thread and back."""
 
 
-async def read_fields(service: Service, request: Request, model: type[Fields]) -> tuple[Fields, tuple[str, ...]]:
+async def read_fields(
+    service: Service, request: Request, model: type[Fields] | Callable[[Mapping[str, object]], type[Fields]]
+) -> tuple[Fields, tuple[str, ...]]:
     """The request, and the names of fields that had no effect.
 
+    :param model: what the body must be, or what says so by the body's own fields
     :raises InvalidRequestError: not JSON, or a field is missing, malformed or not supported
     :raises BodyTooLargeError, QueueFullError: refused before the rest is read
     """
+    model_of = (lambda _: model) if isinstance(model, type) else model
     _check_content_type(request.headers)
     with service.body_room.body() as take_room:
         body = await _read_body(service, request, take_room)
         if len(body) <= QUICK_BODY_BYTES:
-            return _parse(model, body)
-        return await service.off_loop(_parse, model, body)
+            return _parse(model_of, body)
+        return await service.off_loop(_parse, model_of, body)
 
 
-def _parse(model: type[Fields], body: bytes) -> tuple[Fields, tuple[str, ...]]:
-    fields = validate(model, parse_json_object(body))
+def _parse(model_of: Callable[[Mapping[str, object]], type[Fields]], body: bytes) -> tuple[Fields, tuple[str, ...]]:
+    value = parse_json_object(body)
+    fields = validate(model_of(value), value)
     return fields, check_extra_fields(fields.extra_fields())
 
 

@@ -10,12 +10,12 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from ullage.access.allowances import open_allowances
+from ullage.access.allowances import Allowances, open_allowances
 from ullage.access.config import AccessConfig
 from ullage.access.gate import Gate
 from ullage.access.keys import KeyStore
 from ullage.base.config import setting_values
-from ullage.base.errors import InvalidRequestError, ModelNotFoundError, QueueFullError, ServerStoppingError
+from ullage.base.errors import ConfigError, InvalidRequestError, ModelNotFoundError, QueueFullError, ServerStoppingError
 from ullage.base.logs import set_log_level
 from ullage.engine.client import EngineClient
 from ullage.engine.constraint import Constraint
@@ -63,6 +63,8 @@ class Service:
         self.reloads.register(Reloadable("log level", ["log_level"], _prepare_log_level))
         self.gate = None if access.api_keys_file is None else Gate(KeyStore(Path(access.api_keys_file)))
         self.allowances = open_allowances(access)
+        if self.allowances is not None:
+            self.reloads.register(Reloadable("limits", ["limits_file"], partial(_prepare_limits, self.allowances)))
         self._num_active = 0
         self._cut_off: asyncio.Future[None] | None = None
         self._threads = ThreadPoolExecutor(config.tokenizer_threads, thread_name_prefix="tokenizer")
@@ -144,6 +146,12 @@ class Service:
 
 def _prepare_log_level(settings: Settings) -> Apply:
     return partial(set_log_level, settings["log_level"])
+
+
+def _prepare_limits(allowances: Allowances, settings: Settings) -> Apply:
+    if settings["limits_file"] is None:
+        raise ConfigError("limits can't be switched off while the server runs", hint="an empty file limits nobody")
+    return allowances.prepare(Path(settings["limits_file"]))
 
 
 def _prober(engine: EngineClient, question: KnownQuestion | None, config: ServiceConfig) -> Prober | None:

@@ -172,8 +172,13 @@ def test_other_forms_of_prompt_are_refused(prompt):
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"best_of": 2}, "best_of"),
-        ({"n": 2, "best_of": 3}, "best_of"),
+        ({"n": 2, "best_of": 1}, "best_of"),
+        ({"best_of": 0}, "best_of"),
+        ({"best_of": 21}, "best_of"),
+        ({"best_of": 2, "stream": True}, "best_of"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -1, "echo": True}, "max_tokens"),
+        ({"prompt": ["a"] * 7, "best_of": 20}, "prompt"),
         ({"echo": True, "logprobs": 0}, "echo"),
         ({"logprobs": 6}, "logprobs"),
         ({"logprobs": True}, "logprobs"),
@@ -186,5 +191,11 @@ def test_completions_refuse_what_they_can_not_do(fields, param):
     assert caught.value.param == param
 
 
-def test_best_of_may_equal_n():
-    assert completion(n=2, best_of=2).num_choices == 2
+def test_best_of_may_equal_n_and_be_streamed_then():
+    assert completion(n=2, best_of=2, stream=True).num_choices == 2
+
+
+def test_to_tell_the_best_log_probabilities_are_needed():
+    assert completion(best_of=2).asked_num_logprobs == 0
+    assert completion(best_of=2, logprobs=3).asked_num_logprobs == 3
+    assert completion(n=2, best_of=2).asked_num_logprobs is None

@@ -11,7 +11,7 @@ from ullage.engine.constraint import Constraint
 from ullage.engine.grammars import GrammarCompiler
 from ullage.models.chat_template import ChatTemplate
 from ullage.models.tokenizer import Tokenizer
-from ullage.protocol.chat import ChatCompletionRequest
+from ullage.protocol.chat import ChatPromptFields
 from ullage.protocol.structured_output import AskedConstraint, json_text
 from ullage.protocol.tools import Tool
 from ullage.service.constraints import checked_constraint
@@ -48,7 +48,7 @@ class AskedTools:
 
 
 def asked_tools(
-    fields: ChatCompletionRequest,
+    fields: ChatPromptFields,
     template: ChatTemplate,
     tokenizer: Tokenizer,
     compiler: GrammarCompiler,
