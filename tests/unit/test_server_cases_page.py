@@ -38,7 +38,7 @@ def rows() -> dict[str, str]:
     return {case: shown for case, _, _, _, shown in found}
 
 
-def tests_of(path: str) -> set[str]:
+def names_in(path: str) -> set[str]:
     tree = ast.parse((ROOT / path).read_text("utf-8"))
     return {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
 
@@ -54,7 +54,7 @@ def test_every_test_that_is_named_exists():
         named = TEST.findall(shown)
         assert "<br>".join(f"`{path}::{name}`" for path, name in named) == shown or case in NOT_YET_SHOWN, case
         for path, name in named:
-            assert name in tests_of(path), f"{case}: {path}::{name}"
+            assert name in names_in(path), f"{case}: {path}::{name}"
 
 
 def test_a_case_without_a_test_is_named_as_such():
