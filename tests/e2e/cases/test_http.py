@@ -8,7 +8,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from tests.openai_api import CHAT, Api, accepted, error_of, pieces_of, text_of
+from tests.near_ties import COMPARED, assert_same_answer
+from tests.openai_api import CHAT, COMPLETIONS, Api, error_of, text_of
 from tests.ullage_server import UllageServer
 
 JSON = {"content-type": "application/json"}
@@ -67,13 +68,12 @@ OUT_OF_RANGE = [
     *(("repetition_penalty", text) for text in ("0", "-1", "NaN")),
     ("min_p", "2"),
 ]
-STORY = {"messages": [{"role": "user", "content": "Tell me a story."}], "temperature": 0, "ignore_eos": True}
+STORY = {"prompt": "The harbour master wrote", "temperature": 0, "ignore_eos": True, **COMPARED}
 
 
 async def test_numbers_out_of_range_are_refused_and_a_stream_beside_them_does_not_notice(api):
-    await api.post(CHAT, **STORY, max_tokens=1)  # the prompt is cached from here on
-    alone = accepted(await api.post(CHAT, **STORY, max_tokens=400))
-    beside = asyncio.create_task(api.stream(CHAT, **STORY, max_tokens=400))
+    alone = await api.complete(**STORY, max_tokens=400)
+    beside = asyncio.create_task(api.stream(COMPLETIONS, **STORY, max_tokens=400))
     await api.until(lambda ledger: ledger["requests"]["running"] > 0)
     for field, text in OUT_OF_RANGE:
         answer = await send(api, with_text(field, text))
@@ -81,13 +81,11 @@ async def test_numbers_out_of_range_are_refused_and_a_stream_beside_them_does_no
         assert answer.status_code == 400, (field, text)
         assert error["param"] == (None if "N" in text or "I" in text else field), (field, text)
         assert (await send(api, json.dumps(ASKED).encode())).status_code == 200
-    assert "".join(pieces_of(await beside)) == text_of(alone)
+    assert_same_answer(await beside, alone)
 
 
 async def test_a_very_low_temperature_is_nearly_none(api):
-    asked = {**STORY, "max_tokens": 12, "seed": 3, "logprobs": True}
-    await api.post(CHAT, **asked)
-    cold, greedy = [accepted(await api.post(CHAT, **{**asked, "temperature": t})) for t in (1e-5, 0)]
+    cold, greedy = [await api.complete(**{**STORY, "temperature": t}, max_tokens=12, seed=3) for t in (1e-5, 0)]
     assert text_of(cold) == text_of(greedy)
 
 

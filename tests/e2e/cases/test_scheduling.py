@@ -13,11 +13,10 @@ from urllib.parse import urlsplit
 
 import pytest
 from tests.model_fixtures import tiny_model, write_gguf
+from tests.near_ties import COMPARED, assert_same_answer, choice_of
 from tests.openai_api import CHAT, COMPLETIONS, Api, api_of, end_of, text_of
 from tests.ullage_server import UllageServer, ullage_server
 
-CLOSE_CALL_NATS = 0.15
-"""Rounding differs with the shape of a batch; this far apart the best two tokens can't change places."""
 LONG = {"ignore_eos": True, "max_tokens": 4000, "temperature": 0}
 
 
@@ -120,7 +119,7 @@ async def test_leaving_while_others_are_preempted_changes_no_answer_and_ends_not
 ):
     """The reported three minutes are cut to 40 streams that are closed, one after another."""
     api, rng = small_pool_api, random.Random(5)
-    fields = {"max_tokens": 150, "temperature": 0, "ignore_eos": True, "logprobs": 1, "return_token_ids": True}
+    fields = {"max_tokens": 150, "temperature": 0, "ignore_eos": True, **COMPARED}
     before = (await api.until_idle())["requests"]
     whole: dict[int, list[Any]] = {}
 
@@ -150,30 +149,6 @@ async def test_leaving_while_others_are_preempted_changes_no_answer_and_ends_not
     alone = {n: await solo_api.complete(prompt(n, 60), **fields) for n in {number % 8 for number in whole}}
     for number, events in whole.items():
         assert_same_answer(events, alone[number % 8])
-
-
-def choice_of(events: list[Any]) -> dict[str, Any]:
-    """What the choices of a stream come to."""
-    choices = [choice for event in events[:-1] for choice in event["choices"]]
-    logprobs = [choice["logprobs"] for choice in choices if choice["logprobs"]]
-    return {
-        "text": "".join(choice["text"] for choice in choices),
-        "token_ids": [i for choice in choices for i in choice.get("token_ids", [])],
-        "top": [top for part in logprobs for top in part["top_logprobs"]],
-        "logprobs": [value for part in logprobs for value in part["token_logprobs"]],
-    }
-
-
-def assert_same_answer(events: list[Any], alone: dict[str, Any]) -> None:
-    """To the token, up to one where the best two were nearly equal."""
-    streamed, choice = choice_of(events), alone["choices"][0]
-    assert len(streamed["token_ids"]) == alone["usage"]["completion_tokens"]
-    for i, (ours, theirs) in enumerate(zip(streamed["token_ids"], choice["token_ids"], strict=True)):
-        if ours != theirs:
-            scores = [*streamed["top"][i].values(), *choice["logprobs"]["top_logprobs"][i].values()]
-            assert max(scores) - min(scores) <= CLOSE_CALL_NATS, f"token {i}"
-            return
-    assert streamed["text"] == choice["text"]
 
 
 # -- preemption --------------------------------------------------------------------------------------------------------
@@ -215,7 +190,7 @@ async def four_at_once(api: Api, prompts: list[list[int]], asked: dict[str, Any]
 
 @pytest.mark.parametrize("name", ["greedy", "schema"])
 async def test_a_preempted_request_goes_on_as_if_nothing_had_happened(small_pool_api, solo_api, name):
-    asked = {"max_tokens": 150, "ignore_eos": True, "logprobs": 2, "return_token_ids": True, **VARIANTS[name]}
+    asked = {"max_tokens": 150, "ignore_eos": True, **COMPARED, **VARIANTS[name]}
     prompts = [prompt(i, 100) for i in range(4)]
     for i, (*events, usage, done) in enumerate(await four_at_once(small_pool_api, prompts, asked)):
         alone = await solo_api.complete(prompts[i], seed=i, **asked)
@@ -275,7 +250,7 @@ def one_thread_server(smollm2, tmp_path_factory) -> Iterator[UllageServer]:
 @pytest.mark.parametrize("threads", ["one thread", "all threads"])
 async def test_a_greedy_text_parts_only_where_the_best_two_are_nearly_equal(request, threads):
     server = request.getfixturevalue("one_thread_server" if threads == "one thread" else "server")
-    fields = {"temperature": 0, "max_tokens": 100, "ignore_eos": True, "logprobs": 2, "return_token_ids": True}
+    fields = {"temperature": 0, "max_tokens": 100, "ignore_eos": True, **COMPARED}
     text = "The harbour master wrote down the draught of every ship that came in with the tide."
     async with api_of(server.url) as api:
         await api.complete(text, **fields)  # the prompt is cached from here on
