@@ -159,6 +159,8 @@ def _introduce(console: Console, name: str, path: Path, built: BuiltEngine, load
             highlight=False,
         )
     console.print(f"runs on: {built.runner_name}", highlight=False)
+    if built.chat_template is None:
+        console.print("the model has no chat template: /v1/completions answers, chats are refused", highlight=False)
     if built.warning:
         console.print(f"WARNING: {built.warning}", style="bold red", highlight=False)
 

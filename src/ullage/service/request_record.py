@@ -29,7 +29,7 @@ class RequestRecord:
     request_id: str
     method: str
     path: str
-    """As sent: whoever shows it escapes it."""
+    """The app's own writing of it, not what was sent."""
     traceparent: str
     """Header of the W3C's Trace Context; empty: there is none."""
     on_complete: Callable[[RequestRecord], None]
