@@ -15,9 +15,9 @@ from uvicorn.server import ServerState
 from ullage.base.errors import HeaderTooLargeError, InvalidRequestError, QueueFullError, RequestError
 from ullage.protocol.errors import error_reply
 from ullage.protocol.json_text import encode_json
+from ullage.protocol.request_id import REQUEST_ID_HEADER, SCOPE_NAME, request_id_of
 from ullage.service.config import ServiceConfig
 from ullage.service.patience import Patience
-from ullage.service.request_id import REQUEST_ID_HEADER, SCOPE_NAME, request_id_of
 
 FULL_RETRY_SECONDS = 1.0
 MAX_EARLY_BYTES = 1 << 16  # of requests sent before the answer to the one in work

@@ -13,9 +13,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ullage.access.tenant import SCOPE_NAME, tenant_of
 from ullage.base.errors import EngineError, RequestError
+from ullage.protocol.disconnect import ClientLeftError
 from ullage.protocol.errors import ErrorReply, error_reply
 from ullage.protocol.json_text import encode_json
-from ullage.service.disconnect import ClientLeftError
 from ullage.service.request_record import note_error
 from ullage.service.service import Service
 

@@ -20,8 +20,8 @@ from ullage.base.logs import set_log_level
 from ullage.engine.client import EngineClient
 from ullage.engine.constraint import Constraint
 from ullage.engine.grammars import GrammarCompiler
+from ullage.protocol.body_room import BodyRoom
 from ullage.protocol.structured_output import AskedConstraint
-from ullage.service.body_room import BodyRoom
 from ullage.service.config import ServiceConfig
 from ullage.service.constraints import checked_constraint
 from ullage.service.known_answer import KnownQuestion
