@@ -12,6 +12,7 @@ from ullage.access.config import AccessConfig
 from ullage.base.config import setting, settings_of
 from ullage.base.errors import ConfigError
 from ullage.engine.build import EngineOptions
+from ullage.gateway.config import GatewayConfig
 from ullage.service.config import ServiceConfig
 
 if TYPE_CHECKING:
@@ -65,8 +66,9 @@ SERVE: Mapping[str, type] = {
 }
 GENERATE: Mapping[str, type] = {"Sampling": SamplingOptions, "Engine": EngineOptions}
 BENCH: Mapping[str, type] = {"Engine": EngineOptions}
+GATEWAY: Mapping[str, type] = {"Gateway": GatewayConfig}
 
 EVERY_NAME = frozenset(
-    name for sections in (SERVE, GENERATE, BENCH) for cls in sections.values() for name in settings_of(cls)
+    name for sections in (SERVE, GENERATE, BENCH, GATEWAY) for cls in sections.values() for name in settings_of(cls)
 )
 """The environment is one for all commands: a variable that another command knows is no typing error."""

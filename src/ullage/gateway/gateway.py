@@ -1,0 +1,104 @@
+"""What the routes share: the replicas, the ways to them, and what is in work."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+from ullage.base.errors import UllageError
+from ullage.gateway.config import GatewayConfig
+from ullage.gateway.in_work import InWork
+from ullage.gateway.replica import Replica, State
+from ullage.gateway.replica_file import ReplicaConfig
+from ullage.gateway.rotation import Rotation
+from ullage.gateway.upstream import Upstream
+from ullage.protocol.body_room import BodyRoom
+
+ReadReplicas = Callable[[], Sequence[ReplicaConfig]]
+
+logger = logging.getLogger(__name__)
+
+
+class Gateway:
+    """Belongs to the event loop.
+
+    :param read_replicas: reads the file anew; may block and raise ``ConfigError``
+    """
+
+    def __init__(self, config: GatewayConfig, replicas: Sequence[ReplicaConfig], read_replicas: ReadReplicas) -> None:
+        self.config = config
+        self.in_work = InWork(config.max_concurrent_requests)
+        self.body_room = BodyRoom(config.max_held_body_bytes)
+        self.rotation = Rotation(slack=config.sticky_slack)
+        self._wanted = replicas
+        self._read_replicas = read_replicas
+        self._upstreams: dict[Replica, Upstream] = {}
+        self._probing: dict[Replica, asyncio.Task[None]] = {}
+        self._leaving: set[asyncio.Task[None]] = set()
+        self._reloading = asyncio.Lock()
+
+    @property
+    def replicas(self) -> tuple[Replica, ...]:
+        return self.rotation.replicas
+
+    def upstream(self, replica: Replica) -> Upstream:
+        """Also of a replica that has left, until its last request has ended."""
+        return self._upstreams[replica]
+
+    async def start(self) -> None:
+        """Returns when each replica has been asked once."""
+        self._use(self._wanted)
+        await asyncio.gather(*(self._upstreams[replica].probe() for replica in self.replicas))
+
+    async def stop(self) -> None:
+        tasks = [*self._probing.values(), *self._leaving]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(upstream.close() for upstream in self._upstreams.values()))
+
+    async def reload(self) -> None:
+        """Takes over the file of the replicas; where it can't be honoured, everything stays as it was."""
+        async with self._reloading:
+            try:
+                wanted = await asyncio.to_thread(self._read_replicas)
+            except UllageError as error:
+                logger.error("the reload was refused, the old replicas stay: %s", error)
+                return
+            self._use(wanted)
+            logger.warning("reloaded: the replicas are %s", ", ".join(replica.name for replica in wanted))
+
+    def _use(self, wanted: Sequence[ReplicaConfig]) -> None:
+        """A replica with the same name and address is the same, and keeps its record."""
+        known = {(replica.config.name, replica.config.url): replica for replica in self.replicas}
+        used = []
+        for config in wanted:
+            replica = known.pop((config.name, config.url), None)
+            if replica is None:
+                replica = Replica(config, self.config, time.monotonic)
+                self._upstreams[replica] = Upstream(replica, self.config)
+                self._probing[replica] = asyncio.create_task(self._probe(replica))
+            replica.config = config
+            used.append(replica)
+        self.rotation.replace(used)
+        for replica in known.values():
+            self._probing.pop(replica).cancel()
+            leaving = asyncio.create_task(self._let_go(replica))
+            self._leaving.add(leaving)
+            leaving.add_done_callback(self._leaving.discard)
+
+    async def _probe(self, replica: Replica) -> None:
+        state: State = replica.state
+        while True:
+            await self._upstreams[replica].probe()
+            if replica.state != state:
+                state = replica.state
+                logger.warning("the replica %s is %s: %s", replica.config.name, state, replica.reason)
+            await asyncio.sleep(self.config.health_interval_seconds)
+
+    async def _let_go(self, replica: Replica) -> None:
+        while replica.num_outstanding:
+            await asyncio.sleep(self.config.health_interval_seconds)
+        await self._upstreams.pop(replica).close()
