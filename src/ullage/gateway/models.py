@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from typing import Any
 
 from ullage.base.errors import NoReplicaError, ReplicaError
 from ullage.gateway.client_request import Headers
@@ -12,7 +13,7 @@ from ullage.gateway.gateway import Gateway
 PATH = "/v1/models"
 
 
-async def list_models(gateway: Gateway, headers: Headers) -> tuple[int, dict[str, object]]:
+async def list_models(gateway: Gateway, headers: Headers) -> tuple[int, dict[str, Any]]:
     """Status and body: the union by name. Where no replica has a list, a refusal that all give, like 401, is told.
 
     :param headers: for the replicas
@@ -35,7 +36,7 @@ async def list_models(gateway: Gateway, headers: Headers) -> tuple[int, dict[str
     raise NoReplicaError("no replica lists its models", retry_after_seconds=gateway.config.health_interval_seconds)
 
 
-def _json(result: tuple[int, bytes] | BaseException) -> tuple[int, dict[str, object]] | None:
+def _json(result: tuple[int, bytes] | BaseException) -> tuple[int, dict[str, Any]] | None:
     """None: not an answer of this API."""
     if isinstance(result, ReplicaError):
         return None

@@ -168,7 +168,7 @@ def _was_not_taken(response: httpx.Response) -> bool:
 
 
 def _outcome_of_answer(response: httpx.Response) -> Outcome:
-    """Of one that came whole. An answer that must never be retried finds fault with the request, not with the replica."""
+    """Of one that came whole. By ``x-should-retry: false`` a replica says that the request is at fault."""
     status = response.status_code
     if status < 400:
         return "ok"

@@ -15,6 +15,7 @@ from ullage.base.errors import ConfigError
 
 KNOWN = ("name", "url", "weight", "health_path", "health_key_file")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+HEALTH_PATH = "/health/ready"
 HINT = 'a replica looks like: [[replicas]] name = "a" url = "http://127.0.0.1:8000" weight = 1'
 
 
@@ -28,7 +29,7 @@ class ReplicaConfig:
     """``http://host:port``, without a slash at the end."""
     weight: float = 1.0
     """Its share of the requests, relative to the others' weights."""
-    health_path: str = "/health/ready"
+    health_path: str = HEALTH_PATH
     health_key: str | None = None
     """API key for that address, where it needs one."""
 
@@ -62,7 +63,7 @@ def _replica(row: Mapping[str, object], path: Path) -> ReplicaConfig:
         raise ConfigError(f"{path}: the url of {name} must be like http://host:port, got {url!r}")
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < math.inf:
         raise ConfigError(f"{path}: the weight of {name} must be a number above 0, got {weight!r}")
-    health_path = row.get("health_path", ReplicaConfig.health_path)
+    health_path = row.get("health_path", HEALTH_PATH)
     if not isinstance(health_path, str) or not health_path.startswith("/") or not health_path.isascii():
         raise ConfigError(f"{path}: the health_path of {name} must begin with /, got {health_path!r}")
     return ReplicaConfig(

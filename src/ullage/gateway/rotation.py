@@ -6,11 +6,11 @@ Among the replicas that have less than their fair share of the running requests,
 
 the smooth weighted round robin of nginx chooses: each adds its weight to its credit, the largest credit wins and pays
 the sum. There is always such a replica. So the shares of the requests are those of the weights to within one request
-while replicas are equally fast, even when one request runs at a time; and a slow replica gets fewer, because it is full.
+while replicas are equally fast, even when one request runs at a time; a slow replica gets fewer, because it is full.
 
-With a sticky key the replicas stand in an order of their own for each key (rendezvous hashing with weights: Schindelhauer
-and Schomaker, 2005), and the first that has less than ``slack`` times its fair share is taken (Mirrokni, Thorup and
-Zadimoghaddam: consistent hashing with bounded loads, 2016).
+With a sticky key the replicas stand in an order of their own for each key (rendezvous hashing with weights:
+Schindelhauer and Schomaker, 2005), and the first that has less than ``slack`` times its fair share is taken
+(consistent hashing with bounded loads: Mirrokni, Thorup and Zadimoghaddam, 2016).
 """
 
 from __future__ import annotations
