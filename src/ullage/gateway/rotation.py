@@ -4,9 +4,10 @@ Among the replicas that have less than their fair share of the running requests,
 
     ceil((running + 1) * weight / all weights),
 
-the smooth weighted round robin of nginx chooses: each adds its weight to its credit, the largest credit wins and pays
-the sum. There is always such a replica. So the shares of the requests are those of the weights to within one request
-while replicas are equally fast, even when one request runs at a time; a slow replica gets fewer, because it is full.
+the smooth weighted round robin of nginx chooses: each replica adds its weight to its credit, the largest credit wins and
+pays the sum of the weights. There is always such a replica. So the shares of the requests are those of the weights while
+replicas are equally fast, even when one request runs at a time; a slow replica gets fewer, because it is full, and its
+credit doesn't grow beyond one request.
 
 With a sticky key the replicas stand in an order of their own for each key (rendezvous hashing with weights:
 Schindelhauer and Schomaker, 2005), and the first that has less than ``slack`` times its fair share is taken
@@ -50,10 +51,11 @@ class Rotation:
             room = with_room(weights, self._slack)
             return min(room, key=lambda replica: _distance(key, replica))
         room = with_room(weights, 1.0)
-        for replica, weight in room.items():
-            self._credits[replica] = self._credits.get(replica, 0.0) + weight
+        price = sum(weights.values())
+        for replica, weight in weights.items():
+            self._credits[replica] = min(self._credits.get(replica, 0.0) + weight, price)
         chosen = max(room, key=lambda replica: self._credits[replica])
-        self._credits[chosen] -= sum(room.values())
+        self._credits[chosen] -= price
         return chosen
 
 
