@@ -4,10 +4,10 @@ Among the replicas that have less than their fair share of the running requests,
 
     ceil((running + 1) * weight / all weights),
 
-the smooth weighted round robin of nginx chooses: each replica adds its weight to its credit, the largest credit wins and
-pays the sum of the weights. There is always such a replica. So the shares of the requests are those of the weights while
-replicas are equally fast, even when one request runs at a time; a slow replica gets fewer, because it is full, and its
-credit doesn't grow beyond one request.
+the smooth weighted round robin of nginx chooses: each replica adds its weight to its credit, the largest credit wins
+and pays the sum of the weights. There is always such a replica. So the shares of the requests are those of the weights
+while replicas are equally fast, even when one request runs at a time; a slow replica gets fewer, because it is full,
+and its credit doesn't grow beyond one request.
 
 With a sticky key the replicas stand in an order of their own for each key (rendezvous hashing with weights:
 Schindelhauer and Schomaker, 2005), and the first that has less than ``slack`` times its fair share is taken
