@@ -260,3 +260,21 @@ async def test_an_event_larger_than_its_bound_ends_the_stream():
         running_gateway(upstreams, max_event_bytes=4096) as gateway,
     ):
         assert json.loads((await gateway.stream()).split("data: ")[-1])["error"]["code"] == "replica_failed"
+
+
+async def test_a_client_that_sent_more_than_its_request_is_seen_to_leave():
+    left = asyncio.Event()
+
+    async def script(asked: Asked) -> None:
+        await asked.client_has_left()
+        left.set()
+
+    async with scripted_upstreams(ScriptedUpstream(script)) as upstreams, running_gateway(upstreams) as gateway:
+        host, port = gateway.url.removeprefix("http://").split(":")
+        _, writer = await asyncio.open_connection(host, int(port))
+        post = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\n\r\n{}"
+        writer.write(post + b"GET /health/live HTTP/1.1\r\nhost: a\r\n\r\n")
+        await until(lambda: upstreams[0].asked)
+        writer.close()
+        async with asyncio.timeout(2):
+            await left.wait()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import h11
 from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
@@ -13,8 +14,10 @@ from ullage.base.errors import QueueFullError
 from ullage.gateway.config import GatewayConfig
 from ullage.protocol.errors import error_reply
 from ullage.protocol.json_text import encode_json
+from ullage.protocol.request_id import REQUEST_ID_HEADER, request_id_of
 
 FULL_RETRY_SECONDS = 1.0
+MAX_EARLY_BYTES = 1 << 16  # of requests sent before the answer to the one in work
 
 
 class Connection(H11Protocol):
@@ -55,8 +58,14 @@ class Connection(H11Protocol):
         super().data_received(data)
         if self.cycle is not None and not self.cycle.response_complete:
             self._stop_waiting_for_header()
+            self._go_on_listening()
         elif self._header_clock is None:
             self._wait_for_header()
+
+    def _go_on_listening(self) -> None:
+        """uvicorn stops reading when bytes of a next request come early, and then doesn't see the client leave."""
+        if self.conn.their_state is h11.DONE and len(self.conn.trailing_data[0]) <= MAX_EARLY_BYTES:
+            self.flow.resume_reading()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -73,6 +82,7 @@ class Connection(H11Protocol):
         reply = error_reply(QueueFullError(message, retry_after_seconds=FULL_RETRY_SECONDS))
         body = encode_json(reply.body)
         headers = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
+        headers[REQUEST_ID_HEADER] = request_id_of(())
         lines = [f"{name}: {value}" for name, value in {**headers, **reply.headers}.items()]
         head = "\r\n".join([f"HTTP/1.1 {reply.status} Too Many Requests", *lines, "", ""])
         self.transport.write(head.encode("ascii") + body)

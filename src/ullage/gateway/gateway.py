@@ -49,8 +49,7 @@ class Gateway:
 
     async def start(self) -> None:
         """Returns when each replica has been asked once."""
-        self._use(self._wanted)
-        await asyncio.gather(*(self._upstreams[replica].probe() for replica in self.replicas))
+        await self._use(self._wanted)
 
     async def stop(self) -> None:
         tasks = [*self._probing.values(), *self._leaving]
@@ -67,36 +66,40 @@ class Gateway:
             except UllageError as error:
                 logger.error("the reload was refused, the old replicas stay: %s", error)
                 return
-            self._use(wanted)
+            await self._use(wanted)
             logger.warning("reloaded: the replicas are %s", ", ".join(replica.name for replica in wanted))
 
-    def _use(self, wanted: Sequence[ReplicaConfig]) -> None:
-        """A replica with the same name and address is the same, and keeps its record."""
+    async def _use(self, wanted: Sequence[ReplicaConfig]) -> None:
+        """A replica with the same name and address is the same, and keeps its record. New ones are asked before the old
+        ones go, so that there is no moment without any.
+        """
         known = {(replica.config.name, replica.config.url): replica for replica in self.replicas}
-        used = []
-        for config in wanted:
-            replica = known.pop((config.name, config.url), None)
-            if replica is None:
-                replica = Replica(config, self.config, time.monotonic)
-                self._upstreams[replica] = Upstream(replica, self.config)
-                self._probing[replica] = asyncio.create_task(self._probe(replica))
+        used = [known.pop((config.name, config.url), None) or self._add(config) for config in wanted]
+        new = [replica for replica in used if replica not in self._probing]
+        await asyncio.gather(*(self._upstreams[replica].probe() for replica in new))
+        for replica, config in zip(used, wanted, strict=True):
             replica.config = config
-            used.append(replica)
         self.rotation.replace(used)
+        self._probing |= {replica: asyncio.create_task(self._probe(replica)) for replica in new}
         for replica in known.values():
             self._probing.pop(replica).cancel()
             leaving = asyncio.create_task(self._let_go(replica))
             self._leaving.add(leaving)
             leaving.add_done_callback(self._leaving.discard)
 
+    def _add(self, config: ReplicaConfig) -> Replica:
+        replica = Replica(config, self.config, time.monotonic)
+        self._upstreams[replica] = Upstream(replica, self.config)
+        return replica
+
     async def _probe(self, replica: Replica) -> None:
-        state: State = replica.state
+        told: State = "up"
         while True:
-            await self._upstreams[replica].probe()
-            if replica.state != state:
-                state = replica.state
-                logger.warning("the replica %s is %s: %s", replica.config.name, state, replica.reason)
+            if replica.state != told:
+                told = replica.state
+                logger.warning("the replica %s is %s: %s", replica.config.name, told, replica.reason)
             await asyncio.sleep(self.config.health_interval_seconds)
+            await self._upstreams[replica].probe()
 
     async def _let_go(self, replica: Replica) -> None:
         while replica.num_outstanding:
