@@ -16,7 +16,7 @@ from ullage.protocol.request_id import SCOPE_NAME as REQUEST_ID_SCOPE_NAME
 from ullage.service.request_record import CURRENT, RequestRecord
 from ullage.service.service import Service
 
-POLLED_PATHS = frozenset({"/health/live", "/health/ready", "/metrics"})
+POLLED_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/metrics"})
 """Asked every few seconds by machines: worth a line only when something is wrong."""
 UNKNOWN_PATH = "an unknown address"
 

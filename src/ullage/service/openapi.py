@@ -107,6 +107,7 @@ OPERATIONS = (
     Operation("/v1/ledger", "Memory by account, in bytes"),
     Operation("/health/live", "Whether only a restart could help", statuses=(200, 503)),
     Operation("/health/ready", "Whether a new request would be served", statuses=(200, 503)),
+    Operation("/health", "The same as /health/ready", statuses=(200, 503)),
     Operation("/metrics", "Figures for Prometheus", media_type=CONTENT_TYPE),
     Operation("/openapi.json", "This document"),
 )
