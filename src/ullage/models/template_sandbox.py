@@ -145,7 +145,7 @@ def compile_template(source: str) -> tuple[jinja2.Template, bool]:
     except (jinja2.TemplateError, RecursionError) as error:
         raise ModelFileError(
             f"the model's chat template isn't valid jinja2: {error}",
-            hint="pass another chat template, or update the file",
+            hint="get a newer file of the model, or mend the template in it",
         ) from None
 
 

@@ -15,6 +15,7 @@ from typing_extensions import TypedDict
 
 from ullage.base.errors import (
     AccessStoreError,
+    AuditLogError,
     AuthenticationError,
     BodyTimeoutError,
     BodyTooLargeError,
@@ -70,6 +71,7 @@ ERROR_TABLE: Mapping[type[Exception], ErrorRow] = {
     ServerStoppingError: ErrorRow(503, "server_error", "server_stopping"),
     EngineRestartingError: ErrorRow(503, "server_error", "engine_restarting"),
     AccessStoreError: ErrorRow(503, "server_error", "access_store_unavailable"),
+    AuditLogError: ErrorRow(503, "server_error", "audit_log_unavailable"),
     EngineError: ErrorRow(503, "server_error", "engine_failed"),
     UllageError: ErrorRow(500, "server_error", None),
     Exception: ErrorRow(500, "server_error", "internal_error"),
@@ -131,7 +133,13 @@ def _headers(row: ErrorRow, error: Exception) -> dict[str, str]:
     if isinstance(error, RateLimitError):
         headers.update(error.headers)
     if isinstance(
-        error, QueueFullError | RateLimitError | EngineRestartingError | AccessStoreError | ServerStoppingError
+        error,
+        QueueFullError
+        | RateLimitError
+        | EngineRestartingError
+        | AccessStoreError
+        | AuditLogError
+        | ServerStoppingError,
     ):
         # The HTTP header counts whole seconds; OpenAI's clients read the finer one first.
         seconds = min(max(SHORTEST_RETRY_SECONDS, error.retry_after_seconds), LONGEST_RETRY_SECONDS)

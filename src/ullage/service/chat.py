@@ -35,7 +35,7 @@ from ullage.service.tool_calls.asked import AskedTools, asked_tools
 
 async def create_chat_completion(service: Service, request: Request) -> Response:
     fields, ignored = await read_fields(service, request, ChatCompletionRequest)
-    service.check_model(fields.model)
+    service.check_model(fields.model, request.scope)
     service.check_num_choices(fields.num_choices, "n")
     service.engine.check_room(
         tenant=tenant_of(request.scope), num_requests=fields.num_choices, num_prompt_tokens=fields.num_choices

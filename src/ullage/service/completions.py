@@ -28,7 +28,7 @@ DEFAULT_MAX_TOKENS = 16
 
 async def create_completion(service: Service, request: Request) -> Response:
     fields, ignored = await read_fields(service, request, CompletionRequest)
-    service.check_model(fields.model)
+    service.check_model(fields.model, request.scope)
     num_requests = len(fields.prompt) * fields.num_candidates
     service.check_num_choices(num_requests, "n" if len(fields.prompt) == 1 else "prompt")
     service.engine.check_room(

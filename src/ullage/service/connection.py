@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+from collections.abc import Callable
 from typing import Any, cast
 
 import h11
@@ -42,10 +43,12 @@ class Connection(H11Protocol):
         _loop: asyncio.AbstractEventLoop | None = None,
         *,
         limits: ServiceConfig,
+        on_refusal: Callable[[str], None],
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self.logger = logger
         self._limits = limits
+        self._on_refusal = on_refusal
         self._header_clock: asyncio.TimerHandle | None = None
         self._send_clock: asyncio.TimerHandle | None = None
         self._patience = Patience(limits.send_timeout_seconds, limits.send_bytes_per_second)
@@ -55,7 +58,8 @@ class Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._client = ClientTransport(transport, self._client_may_still_send)
         super().connection_made(cast(asyncio.Transport, self._client))
-        transport.set_write_buffer_limits(high=0)  # tell of every byte that waits, not only of many
+        is_tls = transport.get_extra_info("sslcontext") is not None  # asyncio pauses at the bound there, else beyond it
+        transport.set_write_buffer_limits(high=1 if is_tls else 0)  # tell of every byte that waits, not only of many
         if len(self.connections) > self._limits.max_connections:
             message = f"{self._limits.max_connections} connections are open already"
             self._refuse(QueueFullError(message, retry_after_seconds=FULL_RETRY_SECONDS))
@@ -124,6 +128,7 @@ class Connection(H11Protocol):
     def _refuse(self, error: RequestError) -> None:
         """The whole answer, and the end of the connection."""
         reply = error_reply(error)
+        self._on_refusal(reply.body["error"]["code"] or reply.body["error"]["type"])
         body = encode_json(reply.body)
         headers = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
         headers |= {REQUEST_ID_HEADER: self._request_id(), **reply.headers}

@@ -11,7 +11,9 @@ from collections.abc import Mapping
 
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Scope
 
+from ullage.access.tenant import may_use
 from ullage.protocol.fields import ignored_fields_headers
 from ullage.protocol.json_text import encode_json
 from ullage.protocol.tokenize import Detokenized, DetokenizeRequest, TokenizeChatRequest, TokenizeTextRequest, Tokens
@@ -26,13 +28,13 @@ TokenizeRequest = TokenizeTextRequest | TokenizeChatRequest
 
 async def tokenize(service: Service, request: Request) -> Response:
     fields, ignored = await read_fields(service, request, _tokenize_request)
-    _check_model(service, fields.model)
+    _check_model(service, fields.model, request.scope)
     return _answer(await service.off_loop(_tokens, service, fields), ignored)
 
 
 async def detokenize(service: Service, request: Request) -> Response:
     fields, ignored = await read_fields(service, request, DetokenizeRequest)
-    _check_model(service, fields.model)
+    _check_model(service, fields.model, request.scope)
     return _answer(await service.off_loop(_text, service, fields.tokens), ignored)
 
 
@@ -62,10 +64,11 @@ def _text(service: Service, token_ids: list[int]) -> bytes:
     return encode_json(Detokenized(prompt=tokenizer.decode(token_ids, skip_special_tokens=False)))
 
 
-def _check_model(service: Service, name: str | None) -> None:
+def _check_model(service: Service, name: str | None, scope: Scope) -> None:
     """These two requests may leave it out."""
-    if name is not None:
-        service.check_model(name)
+    if name is None:
+        name = next((name for name in service.model.names if may_use(scope, name)), service.model.names[0])
+    service.check_model(name, scope)
 
 
 def _answer(body: bytes, ignored_fields: tuple[str, ...]) -> Response:
