@@ -11,8 +11,8 @@ from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ullage.base.logs import FIELDS, REQUEST_ID
-from ullage.service.request_id import REQUEST_ID_HEADER, request_id_of
-from ullage.service.request_id import SCOPE_NAME as REQUEST_ID_SCOPE_NAME
+from ullage.protocol.request_id import REQUEST_ID_HEADER, request_id_of
+from ullage.protocol.request_id import SCOPE_NAME as REQUEST_ID_SCOPE_NAME
 from ullage.service.request_record import CURRENT, RequestRecord
 from ullage.service.service import Service
 

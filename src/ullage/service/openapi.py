@@ -19,10 +19,10 @@ from ullage.protocol.completions import Completion, CompletionRequest
 from ullage.protocol.errors import ErrorBody
 from ullage.protocol.fields import FIELD_RULES
 from ullage.protocol.models import ModelCard, ModelList
+from ullage.protocol.request_id import REQUEST_ID_HEADER
 from ullage.protocol.tokenize import Detokenized, DetokenizeRequest, TokenizeChatRequest, TokenizeTextRequest, Tokens
 from ullage.service.deadline import TIMEOUT_HEADER
 from ullage.service.metrics import CONTENT_TYPE
-from ullage.service.request_id import REQUEST_ID_HEADER
 
 Json = dict[str, Any]
 SchemaMode = Literal["validation", "serialization"]
