@@ -74,14 +74,14 @@ class Gateway:
         ones go, so that there is no moment without any.
         """
         known = {(replica.config.name, replica.config.url): replica for replica in self.replicas}
-        used = [known.pop((config.name, config.url), None) or self._add(config) for config in wanted]
+        used = [known.get((config.name, config.url)) or self._add(config) for config in wanted]
         new = [replica for replica in used if replica not in self._probing]
         await asyncio.gather(*(self._upstreams[replica].probe() for replica in new))
         for replica, config in zip(used, wanted, strict=True):
             replica.config = config
         self.rotation.replace(used)
         self._probing |= {replica: asyncio.create_task(self._probe(replica)) for replica in new}
-        for replica in known.values():
+        for replica in set(known.values()).difference(used):
             self._probing.pop(replica).cancel()
             leaving = asyncio.create_task(self._let_go(replica))
             self._leaving.add(leaving)
