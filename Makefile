@@ -3,6 +3,7 @@
 # make serve   the same, and the server stays up
 # make test    all tests
 # make check   what CI runs: tests, lint, types, import contracts
+# make fuzz    25 minutes of broken requests to a real server
 # make bench   speed of the engine on this machine
 
 PYTHON ?= python3
@@ -10,7 +11,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 KERNEL_SOURCES := $(wildcard CMakeLists.txt src/ullage/kernels/native/*)
 
-.PHONY: setup setup-dev demo serve test lint check bench clean
+.PHONY: setup setup-dev demo serve test lint check fuzz bench clean
 
 setup: $(VENV)/installed
 setup-dev: $(VENV)/installed-dev
@@ -34,6 +35,11 @@ lint: setup-dev
 	$(BIN)/lint-imports
 
 check: test lint
+
+fuzz: setup-dev
+	@$(BIN)/python -m pip install --quiet --group fuzz
+	@$(BIN)/ullage pull smollm2
+	@$(BIN)/python -m tests.fuzz.run --minutes 25
 
 bench: setup
 	@$(BIN)/ullage pull smollm2

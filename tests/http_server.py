@@ -58,7 +58,11 @@ async def running_server(
     with bind(config) as bound:
         app = create_app(engine, model or scripted_model(), config, access, question)
         server = Server(app, config, ready.set_result)
-        running = RunningServer(address_of(bound), server, asyncio.create_task(server.serve(sockets=[bound])))
+        running = RunningServer(
+            address_of(bound, "https" if config.tls_cert_file else "http"),
+            server,
+            asyncio.create_task(server.serve(sockets=[bound])),
+        )
         try:
             assert await ready == running.url
             yield running

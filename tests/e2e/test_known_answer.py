@@ -42,6 +42,8 @@ async def test_an_answer_is_pinned_to_the_weights_and_another_one_keeps_the_serv
     assert (status, body["status"]) == (200, "ready")
     assert "ullage_generation_tokens_total 0.0" in metrics
     assert "ullage_prompt_tokens_total 0.0" in metrics
+    assert 'ullage_known_answer_probes_total{result="right"} 1.0' in metrics
+    assert 'ullage_step_stage_seconds_total{stage="' in metrics
 
     (pin,) = tmp_path.iterdir()
     assert pin.name == f"{weights_digest(path)}.json"

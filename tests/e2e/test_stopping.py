@@ -63,13 +63,15 @@ async def program(path: Path, folder: Path, *flags: str) -> AsyncIterator[Progra
 
 
 async def start(path: Path, folder: Path, *flags: str) -> asyncio.subprocess.Process:
+    """Its log goes to a file in the folder."""
     arguments = ["--port", "0", "--max-model-len", "1024", "--kv-memory", "64MiB", "--max-num-seqs", "2", *flags]
-    return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "ullage", "serve", str(path), "--served-model-name", "tiny", *arguments),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-        env=os.environ | {"ULLAGE_HOME": str(folder), "TMPDIR": str(folder)},
-    )
+    with (folder / "log").open("wb") as log:
+        return await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "ullage", "serve", str(path), "--served-model-name", "tiny", *arguments),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=log,
+            env=os.environ | {"ULLAGE_HOME": str(folder), "TMPDIR": str(folder)},
+        )
 
 
 def children_of(pid: int) -> set[int]:

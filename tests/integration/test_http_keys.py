@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 
 import pytest
 from tests.http_server import app_client
-from tests.scripted_engine import ScriptedEngine
+from tests.scripted_engine import ScriptedEngine, scripted_model
 
 from ullage.access.config import AccessConfig
 from ullage.access.keys import KeyStore
@@ -70,3 +71,42 @@ def test_the_engine_gets_the_tenant_and_a_salt_of_its_own(tmp_path, asked, salt)
 
     asyncio.run(check())
     assert [(request.tenant, request.cache_salt) for request in submitted] == [("acme", salt)]
+
+
+async def test_a_key_opens_and_shows_its_own_models_only(tmp_path):
+    _, text = KeyStore(tmp_path / "keys.db").create("acme", "", ("inference",), models=("second",))
+    model = replace(scripted_model(), names=("first", "second"))
+    access = AccessConfig(api_keys_file=str(tmp_path / "keys.db"))
+    async with app_client(ScriptedEngine(), model, access=access) as client:
+        client.headers["authorization"] = f"Bearer {text}"
+        assert [card["id"] for card in (await client.get("/v1/models")).json()["data"]] == ["second"]
+        chat = {"messages": [{"role": "user", "content": "a"}]}
+        bodies = {"/v1/completions": {"prompt": "a"}, "/v1/chat/completions": chat, "/tokenize": {"prompt": "a"}}
+        for path, body in bodies.items():
+            assert (await client.post(path, json=body | {"model": "second"})).status_code == 200
+            for name in ("first", "unknown"):
+                refused = await client.post(path, json=body | {"model": name})
+                assert (refused.status_code, refused.json()["error"]["code"]) == (403, "permission_denied")
+        assert (await client.get("/v1/models/second")).status_code == 200
+        assert (await client.get("/v1/models/first")).status_code == 403
+        assert (await client.post("/tokenize", json={"prompt": "a"})).status_code == 200
+
+
+async def test_a_key_for_none_of_the_models_uses_none(tmp_path):
+    _, text = KeyStore(tmp_path / "keys.db").create("acme", "", ("inference",), models=("elsewhere",))
+    access = AccessConfig(api_keys_file=str(tmp_path / "keys.db"))
+    async with app_client(ScriptedEngine(), access=access) as client:
+        client.headers["authorization"] = f"Bearer {text}"
+        assert (await client.get("/v1/models")).json()["data"] == []
+        assert (await client.post("/tokenize", json={"prompt": "a"})).status_code == 403
+
+
+async def test_keys_that_can_not_be_read_are_told_as_what_they_are(tmp_path):
+    _, text = KeyStore(tmp_path / "keys.db").create("acme", "", ("inference",))
+    access = AccessConfig(api_keys_file=str(tmp_path / "keys.db"))
+    async with app_client(ScriptedEngine(), access=access) as client:
+        (tmp_path / "keys.db").unlink()
+        answer = await client.get("/v1/models", headers={"authorization": f"Bearer {text}"})
+        assert (await client.get("/health/live")).status_code == 200
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "access_store_unavailable")
+    assert int(answer.headers["retry-after"]) > 0

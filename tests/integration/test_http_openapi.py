@@ -53,6 +53,7 @@ async def test_streams_and_errors_have_their_own_types():
     responses = (await served())["paths"]["/v1/completions"]["post"]["responses"]
     assert responses["200"]["content"].keys() == {"application/json", "text/event-stream"}
     assert responses["400"]["content"].keys() == {"application/json"}
+    assert {"400", "404", "408", "413", "429", "431", "500", "503", "504"} <= responses.keys()
 
 
 @pytest.mark.parametrize("needs_keys", [True, False])

@@ -33,7 +33,7 @@ def restored() -> Iterator[None]:
 
 def reader(path: Path) -> Callable[[], dict[str, Any]]:
     known = settings_of(ServiceConfig)
-    return lambda: setting_values(load_settings(ServiceConfig, file=read_config_file(path, known)))
+    return lambda: setting_values(load_settings(ServiceConfig, file=read_config_file(path, known)), AccessConfig())
 
 
 @pytest.fixture

@@ -21,16 +21,26 @@ from ullage.base.byte_sizes import format_bytes, parse_bytes
 from ullage.base.errors import ConfigError
 
 ENV_PREFIX = "ULLAGE_"
-ENV_OTHERS = ("ULLAGE_HOME", "ULLAGE_DEBUG")
+ENV_OTHERS = ("ULLAGE_HOME", "ULLAGE_DEBUG", "ULLAGE_API_KEY")
 """Environment variables that are not settings of a server; nor are those of the tests."""
 ENV_TESTS = "ULLAGE_TEST_"
+ENV_FILE = "_FILE"
+"""Behind the name of a secret: the path of a file that holds it."""
+
+Source = Literal["default", "file", "environment", "flag"]
 
 Value = TypeVar("Value")
 Settings = TypeVar("Settings")
 
 
 def setting(
-    default: Value, description: str, *, shown_default: str = "", in_bytes: bool = False, at_least: float | None = None
+    default: Value,
+    description: str,
+    *,
+    shown_default: str = "",
+    in_bytes: bool = False,
+    at_least: float | None = None,
+    secret: bool = False,
 ) -> Value:
     """A dataclass field that is a setting.
 
@@ -38,12 +48,15 @@ def setting(
     :param shown_default: what the default means, where the value alone doesn't say it (``None``)
     :param in_bytes: the value is a size; people write it like ``64MiB``
     :param at_least: the smallest value that can be honoured
+    :param secret: never shown, and taken only from ``ULLAGE_NAME`` or from the file that ``ULLAGE_NAME_FILE`` names:
+        configuration files are passed around, and every user of a machine sees flags
     """
     metadata = {
         "description": description,
         "shown_default": shown_default,
         "in_bytes": in_bytes,
         "at_least": 0 if in_bytes and at_least is None else at_least,
+        "secret": secret,
     }
     result: Value = field(default=default, metadata=metadata)
     return result
@@ -63,6 +76,12 @@ class SettingInfo:
     shown_default: str
     in_bytes: bool
     at_least: float | None
+    secret: bool
+
+    @property
+    def env_names(self) -> tuple[str, ...]:
+        name = ENV_PREFIX + self.name.upper()
+        return (name, name + ENV_FILE) if self.secret else (name,)
 
     @property
     def default_text(self) -> str:
@@ -112,16 +131,49 @@ def load_settings(
 
     :raises ConfigError: a value that can't be honoured; the message says where it came from
     """
-    values: dict[str, Any] = {}
-    for name, info in settings_of(cls).items():
-        env_name = ENV_PREFIX + name.upper()
-        if flags and flags.get(name) is not None:
-            values[name] = _convert(info, flags[name], f"--{name.replace('_', '-')}")
-        elif environ and env_name in environ:
-            values[name] = _convert(info, environ[env_name], env_name)
-        elif file and name in file:
-            values[name] = _convert(info, file[name], f"{name} in the configuration file")
-    return cls(**values)
+    found = {
+        name: given
+        for name, info in settings_of(cls).items()
+        if (given := load_setting(info, file=file or {}, environ=environ or {}, flags=flags or {})) is not None
+    }
+    return cls(**{name: given.value for name, given in found.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class GivenSetting:
+    """What somebody set."""
+
+    value: Any
+    source: Source
+
+
+def load_setting(
+    info: SettingInfo, *, file: Mapping[str, object], environ: Mapping[str, str], flags: Mapping[str, object]
+) -> GivenSetting | None:
+    """None: nobody has set it, its default holds.
+
+    :raises ConfigError: as ``load_settings``
+    """
+    name = info.name
+    if info.secret and (name in file or flags.get(name) is not None):
+        hint = f"set {info.env_names[0]}, or {info.env_names[1]} to the path of a file that holds it"
+        raise ConfigError(f"{name} is a secret: it has no place in a configuration file or among flags", hint=hint)
+    if flags.get(name) is not None:
+        return GivenSetting(_convert(info, flags[name], f"--{name.replace('_', '-')}"), "flag")
+    for env_name in info.env_names:
+        if env_name in environ:
+            raw = _read_secret(environ[env_name], env_name) if env_name != info.env_names[0] else environ[env_name]
+            return GivenSetting(_convert(info, raw, env_name), "environment")
+    if name in file:
+        return GivenSetting(_convert(info, file[name], f"{name} in the configuration file"), "file")
+    return None
+
+
+def _read_secret(path: str, env_name: str) -> str:
+    try:
+        return Path(path).read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the file that {env_name} names can't be read: {error}") from error
 
 
 def settings_from_arguments(cls: type[Settings], arguments: Mapping[str, object]) -> Settings:

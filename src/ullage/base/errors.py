@@ -23,6 +23,7 @@
     ├── EngineError               the engine failed; not the caller's fault
     │   ├── EngineRestartingError     the engine is being started again
     │   ├── AccessStoreError          API keys, limits or quotas can't be read
+    │   ├── AuditLogError             the audit log can't be written, and has to be
     │   └── ServerStoppingError       the server is on its way down
     └── ReplicaError              a replica behind the gateway broke off its answer, or gave none
         ├── ReplicaTimeoutError       it was silent for too long
@@ -194,6 +195,12 @@ class AccessStoreError(EngineError):
     def __init__(self, message: str, *, retry_after_seconds: float = 1.0) -> None:
         super().__init__(message)
         self.retry_after_seconds = retry_after_seconds
+
+
+class AuditLogError(EngineError):
+    """What the server does can't be written down now, and has to be."""
+
+    retry_after_seconds = 5.0
 
 
 class ServerStoppingError(EngineError):

@@ -12,6 +12,8 @@ from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any, Literal, TextIO
 
+from ullage.base.background_stream import BackgroundStream
+
 LogFormat = Literal["text", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -21,7 +23,7 @@ FIELDS = "fields"
 """``extra={FIELDS: {...}}``: further members of a JSON line."""
 
 
-def set_up_logging(level: LogLevel, form: LogFormat, stream: TextIO | None = None) -> None:
+def set_up_logging(level: LogLevel, form: LogFormat, stream: TextIO | BackgroundStream | None = None) -> None:
     """Sends all logs of this process to one stream.
 
     :param stream: None: standard error

@@ -73,7 +73,8 @@ def demo(stay_up: bool, port: int) -> None:
 @contextmanager
 def running_server(port: int) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     """``ullage serve`` in a process of its own, ready when this yields, stopped afterwards."""
-    ours = ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", MODEL]  # whatever the environment says
+    # Whatever the environment says.
+    ours = ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", MODEL, "--log-level", "warning"]
     process = subprocess.Popen([sys.executable, "-m", "ullage", "serve", MODEL, *ours])
     try:
         wait_until_ready(process, port)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ullage.base.background_stream import BackgroundStream
 from ullage.base.config import setting_values
 from ullage.base.errors import UllageError
 from ullage.base.logs import set_up_logging
@@ -46,7 +47,7 @@ def serve(model: str, config_path: Path | None, **flags: object) -> int:
     """
     options = load_all(SERVE, flags, config_path)
     model_options, engine_options, config, access = options
-    set_up_logging(config.log_level, config.log_format)
+    set_up_logging(config.log_level, config.log_format, BackgroundStream(sys.stderr))
 
     def read_again() -> dict[str, Any]:
         return setting_values(*load_all(SERVE, flags, config_path))
@@ -77,11 +78,13 @@ def run_server(
     from ullage.service.app import create_app
     from ullage.service.known_answer import KnownQuestion, PinnedAnswer
     from ullage.service.served_model import ServedModel
+    from ullage.service.tls import server_context
 
     console = Console()
     names = model_options.names(model)
     path = find_model(model)
     build = launch_engine if config.engine_process else build_engine
+    server_context(config)  # what is wrong with a certificate is told before anything slow is loaded
     bound = server.bind(config)
     with bound:
         digest = _in_background(weights_digest, path)  # beside the loading: it reads the same files
@@ -156,6 +159,8 @@ def _introduce(console: Console, name: str, path: Path, built: BuiltEngine, load
             highlight=False,
         )
     console.print(f"runs on: {built.runner_name}", highlight=False)
+    if built.chat_template is None:
+        console.print("the model has no chat template: /v1/completions answers, chats are refused", highlight=False)
     if built.warning:
         console.print(f"WARNING: {built.warning}", style="bold red", highlight=False)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ullage.access.config import AccessConfig
-from ullage.base.config import setting, settings_of
+from ullage.base.config import ENV_PREFIX, setting, settings_of
 from ullage.base.errors import ConfigError
 from ullage.engine.build import EngineOptions
 from ullage.gateway.config import GatewayConfig
@@ -69,6 +69,10 @@ BENCH: Mapping[str, type] = {"Engine": EngineOptions}
 GATEWAY: Mapping[str, type] = {"Gateway": GatewayConfig}
 
 EVERY_NAME = frozenset(
-    name for sections in (SERVE, GENERATE, BENCH, GATEWAY) for cls in sections.values() for name in settings_of(cls)
+    env_name.removeprefix(ENV_PREFIX).lower()
+    for sections in (SERVE, GENERATE, BENCH, GATEWAY)
+    for cls in sections.values()
+    for info in settings_of(cls).values()
+    for env_name in info.env_names
 )
 """The environment is one for all commands: a variable that another command knows is no typing error."""

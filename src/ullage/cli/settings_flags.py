@@ -14,14 +14,14 @@ from ullage.cli.settings import EVERY_NAME
 
 
 class SettingsCommand(click.Command):
-    """A command with a flag for each setting of some classes. One that isn't given arrives as None.
+    """A command with a flag for each setting of some classes, secrets apart. One that isn't given arrives as None.
 
     :param sections: heading in the help -> the class whose settings stand under it
     """
 
     def __init__(self, *, sections: Mapping[str, type], params: list[click.Parameter], **others: Any) -> None:
         self._sections = {title: list(settings_of(cls).values()) for title, cls in sections.items()}
-        flags = [_flag(info) for infos in self._sections.values() for info in infos]
+        flags = [_flag(info) for infos in self._sections.values() for info in infos if not info.secret]
         super().__init__(params=[*params, *flags], **others)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

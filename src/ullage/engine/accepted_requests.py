@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from ullage.base.errors import EngineError
 from ullage.engine.admission import Admission, Ticket
-from ullage.engine.client import GenerationOutput, GenerationRequest, OnEnd, RequestTimes
+from ullage.engine.client import EngineStatus, GenerationOutput, GenerationRequest, OnEnd, RequestTimes
 from ullage.engine.output import merge_outputs, nothing_yet
 from ullage.engine.request import RequestLimits
 from ullage.engine.scheduler import SchedulerConfig
@@ -27,6 +27,7 @@ class Mailbox:
         self.key = key
         """What the engine calls the request; never used again."""
         self.on_end = on_end
+        self.is_probe = request.is_probe
         self.ticket = ticket
         self.arrived_at = arrived_at
         self.started_at: float | None = None
@@ -102,6 +103,7 @@ class AcceptedRequests:
         self._clock = clock
         self._mailboxes: dict[int, Mailbox] = {}
         self._num_accepted = 0
+        self._num_probes = self._num_open_probes = 0
 
     def __len__(self) -> int:
         return len(self._mailboxes)
@@ -123,6 +125,8 @@ class AcceptedRequests:
         self._check(request)  # looks at each token: takes longer for more
         mailbox = Mailbox(self._num_accepted, request, self._admission.accept(request, now), now, on_end)
         self._num_accepted += 1
+        self._num_probes += request.is_probe
+        self._num_open_probes += request.is_probe
         self._mailboxes[mailbox.key] = mailbox
         return mailbox
 
@@ -160,10 +164,15 @@ class AcceptedRequests:
             last = replace(mailbox.latest, text="", token_ids=(), logprobs=(), finish_reason="abort")
             self._end(mailbox, last if error is None else replace(last, finish_reason="error", error=error))
 
-    def num_refusals(self) -> dict[str, int]:
-        """Since the beginning, by the bound that was reached."""
-        counts = {} if self._admission is None else self._admission.num_refusals
-        return {str(bound): count for bound, count in counts.items()}
+    def counted(self, status: EngineStatus) -> EngineStatus:
+        """What an engine says of itself, with what is counted here."""
+        refusals = {} if self._admission is None else self._admission.num_refusals
+        return replace(
+            status,
+            num_refusals={str(bound): count for bound, count in refusals.items()},
+            num_accepted=self._num_accepted - self._num_probes,
+            num_open=len(self._mailboxes) - self._num_open_probes,
+        )
 
     def _end(self, mailbox: Mailbox, last: GenerationOutput) -> None:
         assert self._admission is not None
@@ -171,6 +180,7 @@ class AcceptedRequests:
         if last.times is None:  # the core never saw it, or is no more
             last = replace(last, times=RequestTimes(mailbox.arrived_at, mailbox.started_at, None, now))
         del self._mailboxes[mailbox.key]
+        self._num_open_probes -= mailbox.is_probe
         self._admission.ended(mailbox.ticket, now)
         mailbox.put(last)
         if mailbox.on_end is not None:

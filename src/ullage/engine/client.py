@@ -120,6 +120,10 @@ class EngineStatus:
     state: EngineState = "ready"
     num_restarts: int = 0
     """Times the engine's process was started anew."""
+    num_accepted: int = 0
+    """Requests accepted since start; those of ``is_probe`` are in neither count."""
+    num_open: int = 0
+    """Those of them that await their last output, whether or not the engine has taken them in."""
     seconds_quiet: float = 0.0
     """Since it last gave a sign of life: a message or the end of a step, and while it works, the use of a core."""
 

@@ -78,7 +78,7 @@ class Constraints:
             matcher.consume_token(token.token_id)
             return token
         if matcher.is_error():
-            return replace(token, error="the constraint became too complex to follow")
+            return replace(token, error="the constraint became too complex to follow", is_requests_fault=True)
         return replace(token, error=f"the constraint leaves no token to choose: {token.error}")
 
     def _threads(self) -> MaskExecutor:

@@ -107,7 +107,7 @@ class EmbeddedEngine(EngineClient):
         return self._core.ledger.snapshot()
 
     def status(self) -> EngineStatus:
-        status = replace(self._engine_loop.status(), num_refusals=self._accepted.num_refusals())
+        status = self._accepted.counted(self._engine_loop.status())
         if self._failure is not None:
             return replace(status, healthy=False, state="failed", detail=self._failure.message)
         if self._stopping:

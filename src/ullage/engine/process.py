@@ -206,11 +206,10 @@ class EngineProcess(EngineClient):
             healthy, quiet_seconds = False, 0.0
             status = replace(self._status, num_running=0, num_waiting=0, detail=self._detail)
         return replace(
-            with_totals_of(self._status_before, status),
+            with_totals_of(self._status_before, self._accepted.counted(status)),
             healthy=healthy,
             state=self._state,
             num_restarts=self._num_restarts,
-            num_refusals=self._accepted.num_refusals(),
             seconds_quiet=quiet_seconds,
         )
 

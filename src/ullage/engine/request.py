@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -190,7 +190,11 @@ class RequestLimits:
                 details={"blocks_needed": num_blocks, "blocks_total": self.num_blocks},
             )
 
-    def _check_vocabulary(self, param: str, token_ids: Iterable[int]) -> None:
+    def _check_vocabulary(self, param: str, token_ids: Collection[int]) -> None:
+        if not token_ids or (
+            set(map(type, token_ids)) == {int} and min(token_ids) >= 0 and max(token_ids) < self.vocab_size
+        ):
+            return
         for token_id in token_ids:
             if type(token_id) is not int or not 0 <= token_id < self.vocab_size:
                 raise InvalidRequestError(

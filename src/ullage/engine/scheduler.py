@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Literal
 
-from ullage.base.errors import ConfigError, DeadlineError, EngineError
+from ullage.base.errors import ConfigError, DeadlineError, EngineError, InvalidRequestError, UllageError
 from ullage.engine.block_forecast import most_blocks
 from ullage.engine.client import RequestTimes
 from ullage.engine.deadlines import Deadlines
@@ -211,6 +211,7 @@ class Scheduler:
     def update(self, step: ScheduledStep, sampled: Sequence[SampledToken]) -> list[TokenOutput]:
         """Takes in what a step computed. Requests aborted meanwhile are passed over."""
         self.counters.num_steps += 1
+        now = self._clock()
         outputs: list[TokenOutput] = []
         answers = iter(sampled)
         for scheduled in step.requests:
@@ -222,7 +223,7 @@ class Scheduler:
                 self._count_prompt_tokens(scheduled)
             self.kv_cache.advance(request, len(scheduled.token_ids))
             if token is not None:
-                outputs.append(self._append(request, token))
+                outputs.append(self._append(request, token, now))
         assert next(answers, None) is None, "the runner sampled more than was asked for"
         return outputs
 
@@ -310,19 +311,19 @@ class Scheduler:
             request.num_expected_tokens = request.num_prompt_tokens + num_output_tokens
         return request.num_expected_tokens - request.num_tokens, request.num_tokens
 
-    def _append(self, request: Request, token: SampledToken) -> TokenOutput:
+    def _append(self, request: Request, token: SampledToken, now: float) -> TokenOutput:
         assert token.request_id == request.request_id, "the runner answered in another order"
         if token.token_id is None:
             request.finish_reason = "error"
         else:
             request.append(token.token_id)
-            self._note_token(request)
+            self._note_token(request, now)
             self.waiting.charge_output_token(request)
         times = None if request.finish_reason is None else self._finish(request)
-        return _output(request, token, EngineError(token.error) if token.error else None, times)
+        error_class = InvalidRequestError if token.is_requests_fault else EngineError
+        return _output(request, token, error_class(token.error) if token.error else None, times)
 
-    def _note_token(self, request: Request) -> None:
-        now = self._clock()
+    def _note_token(self, request: Request, now: float) -> None:
         if request.last_token_at is None:
             request.first_token_at = now
         elif not request.is_probe:
@@ -380,7 +381,7 @@ def _scheduled(request: Request, num_tokens: int) -> ScheduledRequest:
 
 
 def _output(
-    request: Request, token: SampledToken, error: EngineError | DeadlineError | None, times: RequestTimes | None
+    request: Request, token: SampledToken, error: UllageError | None, times: RequestTimes | None
 ) -> TokenOutput:
     return TokenOutput(
         request_id=request.request_id,

@@ -65,3 +65,5 @@ class SampledToken:
     top_logprobs: tuple[tuple[int, float], ...] = ()
     """The k best (token id, log-probability), best first."""
     error: str = ""
+    is_requests_fault: bool = False
+    """With ``error``: the same request would fail again."""

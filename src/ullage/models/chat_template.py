@@ -1,33 +1,24 @@
 """A model's chat template: messages to token ids.
 
 Templates are jinja2 programs that come with the model's files. They run in jinja2's sandbox, with the extensions and
-functions that Hugging Face's ``apply_chat_template`` gives them, and with an end to loops and output. What a user
+functions that Hugging Face's ``apply_chat_template`` gives them (see ``ullage.models.template_sandbox``). What a user
 typed is data to them: it never becomes a control token (see ``ullage.models.control_text``).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import jinja2
-from jinja2 import meta, nodes
-from jinja2.ext import Extension
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from ullage.base.errors import InvalidRequestError, ModelFileError
+from ullage.base.errors import InvalidRequestError
 from ullage.models.control_text import unescape
+from ullage.models.template_sandbox import MAX_RENDERED_CHARS, STEP_COUNTER, StepCounter, compile_template
 from ullage.models.tokenizer import Tokenizer
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-MAX_LOOP_STEPS = 1_000_000
-"""Loop iterations of one rendering, nested ones included: far above what a real conversation takes."""
-MAX_RENDERED_CHARS = 16 * 2**20
-
-_STEP_COUNTER = "_step_counter"
 _TEMPLATE_FAILURES = (
     jinja2.TemplateError,
     ArithmeticError,
@@ -62,7 +53,7 @@ class ChatTemplate:
             if token_id is not None
         }
         self.source = source
-        self._template, self.takes_tools = _compile(source)
+        self._template, self.takes_tools = compile_template(source)
         """Whether the template tells the model of tools."""
 
     def render(
@@ -97,7 +88,7 @@ class ChatTemplate:
         return unescape(self._render(messages, variables))
 
     def _render(self, messages: Sequence[Mapping[str, Any]], variables: dict[str, Any]) -> str:
-        own = self._special_tokens | {"messages": None, _STEP_COUNTER: _StepCounter()}
+        own = self._special_tokens | {"messages": None, STEP_COUNTER: StepCounter()}
         if reserved := own.keys() & variables.keys():
             raise InvalidRequestError(
                 f"{min(reserved)} can't be given to the chat template", param="chat_template_kwargs"
@@ -186,79 +177,3 @@ def _map_texts(value: Any, change: Callable[[str], str]) -> Any:
         case list() | tuple():
             return [_map_texts(item, change) for item in value]
     return value
-
-
-# -- the sandbox -------------------------------------------------------------------------------------------------------
-
-
-class _GenerationBlock(Extension):
-    """``{% generation %}…{% endgeneration %}`` marks, for training, what the assistant said. Here it says nothing."""
-
-    tags = {"generation"}  # noqa: RUF012 - jinja2 declares it so
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-class _StepCounter:
-    """Ends a rendering whose loops take too many steps."""
-
-    def __init__(self) -> None:
-        self._num_steps = 0
-
-    def counted(self, items: Iterable[Any]) -> Iterator[Any]:
-        for item in items:
-            self._num_steps += 1
-            if self._num_steps > MAX_LOOP_STEPS:
-                raise jinja2.TemplateRuntimeError(f"more than {MAX_LOOP_STEPS} loop steps")
-            yield item
-
-
-@jinja2.pass_context
-def _count_steps(context: jinja2.runtime.Context, items: Iterable[Any]) -> Iterator[Any]:
-    """What every loop's items go through. ``parent``: a template can't put a counter of its own in the way."""
-    counter: _StepCounter = context.parent[_STEP_COUNTER]
-    return counter.counted(items)
-
-
-def _compile(source: str) -> tuple[jinja2.Template, bool]:
-    """The template, and whether it looks at ``tools``."""
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, "jinja2.ext.loopcontrols"]
-    )
-    environment.filters |= {"tojson": _to_json, _STEP_COUNTER: _count_steps}
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
-    try:
-        program = environment.parse(source)
-        takes_tools = "tools" in meta.find_undeclared_variables(program)
-        for loop in list(program.find_all(nodes.For)):
-            loop.iter = nodes.Filter(loop.iter, _STEP_COUNTER, [], [], None, None, lineno=loop.lineno)
-        program.set_environment(environment)
-        code = environment.compile(program)
-        return jinja2.Template.from_code(environment, code, environment.make_globals(None)), takes_tools
-    except (jinja2.TemplateError, RecursionError) as error:
-        raise ModelFileError(
-            f"the model's chat template isn't valid jinja2: {error}",
-            hint="pass another chat template, or update the file",
-        ) from None
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Unlike jinja2's own, leaves ``<`` and ``'`` as they are: a prompt isn't HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)
-
-
-def _strftime_now(pattern: str) -> str:
-    return datetime.now().strftime(pattern)

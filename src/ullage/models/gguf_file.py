@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from ullage.models.tokenizer import Tokenizer
 
 Value = TypeVar("Value", np.float32, np.uint8)
+
+logger = logging.getLogger(__name__)
 
 _ROPE_FREQS = "rope_freqs.weight"
 _MODEL_NAMES = {"embed": "token_embd.weight", "final_norm": "output_norm.weight", "lm_head": "output.weight"}
@@ -62,7 +66,7 @@ class GGUFFile:
             shapes = {name: tensor.shape for name, tensor in self._tensors.items()}
             rope_freqs = self._read(_ROPE_FREQS) if _ROPE_FREQS in shapes else None
             self.spec = spec_from_metadata(path, self.metadata, shapes, rope_freqs)
-            self._names = match_tensors(path, self.spec, shapes, _stored_name, lambda name: name == _ROPE_FREQS)
+            self._names = match_tensors(path, self.spec, shapes, _stored_name, self._is_unused)
             for name in self._names.values():
                 self._check_readable(self._tensors[name])
         except ModelFileError:
@@ -134,6 +138,19 @@ class GGUFFile:
                 f"{self.path}: one of {num_files} files of a split model, which isn't supported",
                 hint="join them with llama.cpp's llama-gguf-split --merge",
             )
+
+    def _is_unused(self, name: str) -> bool:
+        """One that no architecture has is somebody's addition: the model is the same without it. One that another
+        architecture has (a bias, an expert) would change what this model says, so it can't be left out.
+        """
+        from gguf.constants import TENSOR_NAMES
+
+        if name == _ROPE_FREQS:
+            return True
+        if re.sub(r"^blk\.\d+\.", "blk.{bid}.", name).rpartition(".")[0] in TENSOR_NAMES.values():
+            return False
+        logger.warning("%s: tensor %.80r is unknown and isn't used", self.path, name)
+        return True
 
     def _check_readable(self, tensor: GGUFTensor) -> None:
         if not tensor.type.readable:

@@ -55,10 +55,12 @@ class Message(BaseModel):
     tool_call_id: str | None = None
 
     @property
-    def num_chars(self) -> int:
-        """Of all that a template may write out."""
-        calls = sum(len(call.function.name) + len(call.function.arguments) for call in self.tool_calls or ())
-        return sum(len(part.text) for part in self.content or ()) + len(self.name or "") + calls
+    def texts(self) -> list[str]:
+        """All that a template may write out."""
+        texts = [part.text for part in self.content or ()]
+        for call in self.tool_calls or ():
+            texts += [call.function.name, call.function.arguments]
+        return texts if self.name is None else [*texts, self.name]
 
     def for_template(self) -> dict[str, object]:
         """As a chat template takes it; absent keys are absent."""
@@ -125,7 +127,7 @@ class ChatCompletionRequest(ChatPromptFields, GenerationFields):
             raise InvalidRequestError("max_tokens and max_completion_tokens differ: send only one", param="max_tokens")
         if self.top_logprobs and not self.logprobs:
             raise InvalidRequestError("top_logprobs is only allowed with logprobs: true", param="top_logprobs")
-        if self.called_tools and self.asked_constraint() is not None:
+        if self.called_tools and self.asked_constraint is not None:
             raise InvalidRequestError(
                 "output can be constrained or may call tools, not both: send tool_choice none, or no constraint",
                 param="tools",

@@ -15,6 +15,7 @@ from typing_extensions import TypedDict
 
 from ullage.base.errors import (
     AccessStoreError,
+    AuditLogError,
     AuthenticationError,
     BodyTimeoutError,
     BodyTooLargeError,
@@ -73,6 +74,7 @@ ERROR_TABLE: Mapping[type[Exception], ErrorRow] = {
     ServerStoppingError: ErrorRow(503, "server_error", "server_stopping"),
     EngineRestartingError: ErrorRow(503, "server_error", "engine_restarting"),
     AccessStoreError: ErrorRow(503, "server_error", "access_store_unavailable"),
+    AuditLogError: ErrorRow(503, "server_error", "audit_log_unavailable"),
     EngineError: ErrorRow(503, "server_error", "engine_failed"),
     NoReplicaError: ErrorRow(503, "server_error", "no_replica"),
     ReplicaTimeoutError: ErrorRow(504, "server_error", "replica_timeout"),
@@ -97,6 +99,7 @@ COMES_BACK = (
     RateLimitError,
     EngineRestartingError,
     AccessStoreError,
+    AuditLogError,
     ServerStoppingError,
     NoReplicaError,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, NotRequired, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, model_validator
 from typing_extensions import TypedDict
 
 from ullage.base.errors import InvalidRequestError
@@ -115,6 +115,8 @@ class GenerationFields(RequestFields):
     guided_choice: Choices | None = None
     guided_grammar: str | None = None
 
+    _asked_constraint: AskedConstraint | None = PrivateAttr(default=None)
+
     @model_validator(mode="after")
     def _check_stream_options(self) -> Self:
         if self.stream_options is not None and not self.stream:
@@ -122,15 +124,18 @@ class GenerationFields(RequestFields):
         return self
 
     @model_validator(mode="after")
-    def _check_constraint(self) -> Self:
-        self.asked_constraint()
+    def _find_constraint(self) -> Self:
+        """Once: to write a large schema out takes long."""
+        self._asked_constraint = self._constraint_of_fields()
         return self
 
+    @property
     def asked_constraint(self) -> AskedConstraint | None:
-        """What the output must match; None: nothing.
+        """What the output must match; None: nothing."""
+        return self._asked_constraint
 
-        :raises InvalidRequestError: several fields ask for something
-        """
+    def _constraint_of_fields(self) -> AskedConstraint | None:
+        """:raises InvalidRequestError: several fields ask for something"""
         asked = [] if self.response_format is None else [constraint_of_format(self.response_format)]
         if self.structured_outputs is not None:
             asked.append(constraint_of_structure(self.structured_outputs))

@@ -188,7 +188,11 @@ async def answer(service: Service, request: Request, asked: Asked, writer: Answe
         results = await run_unless_client_leaves(request.receive, _collect(generation, asked))
     finally:
         await generation.close()
-    body = encode_json(writer.whole(results, asked.usage(results)))
+    usage = asked.usage(results)
+    if any(result.logprobs for result in results):  # twenty named tokens for each: not on the event loop
+        body = await service.off_loop(_whole, writer, results, usage)
+    else:
+        body = _whole(writer, results, usage)
     return Response(body, headers=headers, media_type="application/json")
 
 
@@ -211,6 +215,10 @@ async def _begin(
         reservation.release()
         raise
     return generation, rate_limit_headers(reservation.standing)
+
+
+def _whole(writer: AnswerWriter, results: Sequence[ChoiceResult], usage: Usage) -> bytes:
+    return encode_json(writer.whole(results, usage))
 
 
 def _new_results(asked: Asked) -> list[ChoiceResult]:

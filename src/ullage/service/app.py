@@ -29,13 +29,15 @@ from ullage.engine.client import EngineClient
 from ullage.protocol.errors import error_reply
 from ullage.protocol.json_text import encode_json
 from ullage.service import health, models
+from ullage.service.allow_list import AllowList
 from ullage.service.chat import create_chat_completion
 from ullage.service.completions import create_completion
 from ullage.service.config import ServiceConfig
+from ullage.service.cors import Cors
 from ullage.service.door import Door
 from ullage.service.known_answer import KnownQuestion
 from ullage.service.metrics import CONTENT_TYPE
-from ullage.service.observation import Observer
+from ullage.service.observation import Observer, known_path
 from ullage.service.openapi import openapi_document
 from ullage.service.request_record import note_error
 from ullage.service.served_model import ServedModel
@@ -72,6 +74,9 @@ def create_app(
     app = FastAPI(lifespan=lifespan, openapi_url=None, redirect_slashes=False)
     app.state.service = service
     app.add_middleware(Door, service=service)
+    if service.access.origins:
+        app.add_middleware(Cors, origins=service.access.origins)
+    app.add_middleware(AllowList, service=service)
     app.add_middleware(Observer, service=service)  # the last one is the outermost
     app.add_exception_handler(UllageError, _answer_error)
     app.add_exception_handler(HTTPException, _answer_http_exception)
@@ -82,12 +87,12 @@ def create_app(
 
 def _add_api_routes(app: FastAPI, service: Service) -> None:
     @app.api_route("/v1/models", methods=READ)
-    async def list_models() -> Response:
-        return _json(models.list_models(service))
+    async def list_models(request: Request) -> Response:
+        return _json(models.list_models(service, request.scope))
 
     @app.api_route("/v1/models/{name:path}", methods=READ)
-    async def show_model(name: str) -> Response:
-        return _json(models.show_model(service, name))
+    async def show_model(request: Request, name: str) -> Response:
+        return _json(models.show_model(service, name, request.scope))
 
     @app.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
@@ -157,7 +162,7 @@ async def _answer_error(request: Request, error: Exception) -> Response:
     reply = error_reply(error)
     note_error(reply)
     if reply.status >= 500 and not isinstance(error, (DeadlineError, EngineRestartingError, ServerStoppingError)):
-        logger.error("%s %s: %s", request.method, request.url.path, error)
+        logger.error("%s %s: %s", request.method, known_path(request.scope), error)
     return _json(reply.body, reply.status, reply.headers)
 
 

@@ -35,7 +35,7 @@ from ullage.service.tool_calls.asked import AskedTools, asked_tools
 
 async def create_chat_completion(service: Service, request: Request) -> Response:
     fields, ignored = await read_fields(service, request, ChatCompletionRequest)
-    service.check_model(fields.model)
+    service.check_model(fields.model, request.scope)
     service.check_num_choices(fields.num_choices, "n")
     service.engine.check_room(
         tenant=tenant_of(request.scope), num_requests=fields.num_choices, num_prompt_tokens=fields.num_choices
@@ -46,7 +46,7 @@ async def create_chat_completion(service: Service, request: Request) -> Response
         [prompt],
         default_max_tokens=None,
         ignored_fields=ignored,
-        constraint=tools.constraint if tools else await service.constraint(fields.asked_constraint()),
+        constraint=tools.constraint if tools else await service.constraint(fields.asked_constraint),
         visible_token_ids=tools.visible_token_ids if tools else (),
     )
     try:
@@ -73,13 +73,13 @@ def render_prompt(service: Service, fields: ChatPromptFields) -> tuple[tuple[int
         raise InvalidRequestError(
             "this model has no chat template: it is a base model", param="messages", hint="use /v1/completions"
         )
-    service.text_limit.check(sum(message.num_chars for message in fields.messages), "messages")
+    service.text_limit.check([text for message in fields.messages for text in message.texts], "messages")
     messages: list[Mapping[str, object]] = [message.for_template() for message in fields.messages]
     add_generation_prompt = fields.add_generation_prompt is not False
     tools = asked_tools(fields, template, service.model.tokenizer, service.grammars, service.config.tool_format)
     if tools is None:
         return tuple(template.render(messages, add_generation_prompt=add_generation_prompt)), None
-    service.text_limit.check(sum(len(json_text(tool.for_template())) for tool in tools.tools), "tools")
+    service.text_limit.check([json_text(tool.for_template()) for tool in tools.tools], "tools")
     prompt = template.render(
         tools.messages(messages), add_generation_prompt=add_generation_prompt, tools=tools.for_template()
     )

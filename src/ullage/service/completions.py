@@ -28,14 +28,14 @@ DEFAULT_MAX_TOKENS = 16
 
 async def create_completion(service: Service, request: Request) -> Response:
     fields, ignored = await read_fields(service, request, CompletionRequest)
-    service.check_model(fields.model)
+    service.check_model(fields.model, request.scope)
     num_requests = len(fields.prompt) * fields.num_candidates
     service.check_num_choices(num_requests, "n" if len(fields.prompt) == 1 else "prompt")
     service.engine.check_room(
         tenant=tenant_of(request.scope), num_requests=num_requests, num_prompt_tokens=num_requests
     )
     prompts = await service.off_loop(tokenize_prompts, service, fields)
-    asked = Asked(fields, prompts, DEFAULT_MAX_TOKENS, ignored, await service.constraint(fields.asked_constraint()))
+    asked = Asked(fields, prompts, DEFAULT_MAX_TOKENS, ignored, await service.constraint(fields.asked_constraint))
     writer = CompletionWriter(service, fields, prompts)
     if fields.max_tokens == 0:
         sampling_params(fields.model_copy(update={"max_tokens": 1}), default_max_tokens=1)  # as wrong as elsewhere
@@ -54,7 +54,7 @@ def tokenize_prompts(service: Service, fields: CompletionRequest) -> list[tuple[
     prompts: list[tuple[int, ...]] = []
     for prompt in fields.prompt:
         if isinstance(prompt, str):
-            service.text_limit.check(len(prompt), "prompt")
+            service.text_limit.check([prompt], "prompt")
             prompts.append(tuple(encode(prompt)))
         else:
             service.text_limit.check_num_tokens(len(prompt), "prompt")

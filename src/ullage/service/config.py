@@ -16,6 +16,22 @@ class ServiceConfig:
 
     host: str = setting("127.0.0.1", "Address to listen on; 0.0.0.0 for every network of this machine.")
     port: int = setting(8000, "Port to listen on; 0 picks a free one.", at_least=0)
+    tls_cert_file: str | None = setting(
+        None,
+        "PEM file of this server's certificate and those that vouch for it; it is then reached by https only.",
+        shown_default="plain http",
+    )
+    tls_key_file: str | None = setting(
+        None, "PEM file of that certificate's key, which others must not be able to read.", shown_default="none"
+    )
+    tls_key_password_file: str | None = setting(
+        None, "File whose first line is that key's password.", shown_default="no password"
+    )
+    tls_client_ca_file: str | None = setting(
+        None,
+        "PEM file of the authorities whose certificates clients must have; all others are refused.",
+        shown_default="clients need no certificate",
+    )
     max_body_bytes: int = setting(
         8 << 20, "Largest request body; a larger one is answered 413.", in_bytes=True, at_least=1
     )
@@ -64,6 +80,13 @@ class ServiceConfig:
         "ullage[tracing].",
         shown_default="no traces",
     )
+    otlp_headers: str | None = setting(
+        None,
+        "Headers for that address, like authorization=Bearer x; more of them after commas. A secret: only from the "
+        "environment, or from the file that ULLAGE_OTLP_HEADERS_FILE names.",
+        shown_default="none",
+        secret=True,
+    )
     probe_interval_seconds: float = setting(
         15.0,
         "How often an idle engine is asked a short question with a known answer, in seconds; not ready when it answers "
@@ -88,6 +111,10 @@ class ServiceConfig:
     keep_alive_seconds: int = setting(75, "How long an idle connection stays open, in seconds.", at_least=0)
 
     def __post_init__(self) -> None:
+        if (self.tls_cert_file is None) != (self.tls_key_file is None):
+            raise ConfigError("TLS needs both a certificate and its key", hint="set tls_cert_file and tls_key_file")
+        if self.tls_cert_file is None and (self.tls_key_password_file or self.tls_client_ca_file):
+            raise ConfigError("clients can be checked, and passwords used, only with TLS", hint="set tls_cert_file")
         if self.max_body_bytes > self.max_held_body_bytes:
             raise ConfigError(
                 f"one body may have {format_bytes(self.max_body_bytes)}, "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+from collections.abc import Callable
 from typing import Any, cast
 
 import h11
@@ -16,10 +17,12 @@ from ullage.base.errors import HeaderTooLargeError, InvalidRequestError, QueueFu
 from ullage.protocol.errors import error_reply
 from ullage.protocol.json_text import encode_json
 from ullage.protocol.request_id import REQUEST_ID_HEADER, SCOPE_NAME, request_id_of
+from ullage.service.client_transport import ClientTransport
 from ullage.service.config import ServiceConfig
 from ullage.service.patience import Patience
 
 FULL_RETRY_SECONDS = 1.0
+HEADER_PIECE_BYTES = 1 << 12
 MAX_EARLY_BYTES = 1 << 16  # of requests sent before the answer to the one in work
 
 logger = logging.getLogger(__name__)
@@ -40,19 +43,23 @@ class Connection(H11Protocol):
         _loop: asyncio.AbstractEventLoop | None = None,
         *,
         limits: ServiceConfig,
+        on_refusal: Callable[[str], None],
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self.logger = logger
         self._limits = limits
+        self._on_refusal = on_refusal
         self._header_clock: asyncio.TimerHandle | None = None
         self._send_clock: asyncio.TimerHandle | None = None
         self._patience = Patience(limits.send_timeout_seconds, limits.send_bytes_per_second)
-        self._counted: CountedTransport
+        self._client: ClientTransport
+        self._stopping = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        self._counted = CountedTransport(transport)
-        super().connection_made(cast(asyncio.Transport, self._counted))
-        transport.set_write_buffer_limits(high=0)  # tell of every byte that waits, not only of many
+        self._client = ClientTransport(transport, self._client_may_still_send)
+        super().connection_made(cast(asyncio.Transport, self._client))
+        is_tls = transport.get_extra_info("sslcontext") is not None  # asyncio pauses at the bound there, else beyond it
+        transport.set_write_buffer_limits(high=1 if is_tls else 0)  # tell of every byte that waits, not only of many
         if len(self.connections) > self._limits.max_connections:
             message = f"{self._limits.max_connections} connections are open already"
             self._refuse(QueueFullError(message, retry_after_seconds=FULL_RETRY_SECONDS))
@@ -65,7 +72,13 @@ class Connection(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        super().data_received(data)
+        while data and not self.transport.is_closing():
+            # A header in pieces: h11 bounds what of it has come before the end has, not one that comes at once.
+            size = HEADER_PIECE_BYTES if self.conn.their_state is h11.IDLE else len(data)
+            super().data_received(data[:size])
+            data = data[size:]
+        if self.transport.is_closing():
+            return
         if self.cycle is not None and not self.cycle.response_complete:
             self._stop_waiting_for_header()
             self._go_on_listening()
@@ -76,6 +89,14 @@ class Connection(H11Protocol):
         """uvicorn stops reading when bytes of a next request come early, and then doesn't see the client leave."""
         if self.conn.their_state is h11.DONE and len(self.conn.trailing_data[0]) <= MAX_EARLY_BYTES:
             self.flow.resume_reading()
+
+    def shutdown(self) -> None:
+        self._stopping = True
+        super().shutdown()
+
+    def _client_may_still_send(self) -> bool:
+        """A request that hasn't been read to its end, or can't be. A stop waits for none."""
+        return not self._stopping and self.conn.their_state in (h11.SEND_BODY, h11.ERROR)
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -107,6 +128,7 @@ class Connection(H11Protocol):
     def _refuse(self, error: RequestError) -> None:
         """The whole answer, and the end of the connection."""
         reply = error_reply(error)
+        self._on_refusal(reply.body["error"]["code"] or reply.body["error"]["type"])
         body = encode_json(reply.body)
         headers = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
         headers |= {REQUEST_ID_HEADER: self._request_id(), **reply.headers}
@@ -114,6 +136,9 @@ class Connection(H11Protocol):
         response = h11.Response(status_code=reply.status, headers=list(headers.items()), reason=reason)
         for event in (response, h11.Data(data=body), h11.EndOfMessage()):
             self.transport.write(self.conn.send(event) or b"")
+        if self.cycle is not None:  # to the app, the client has left
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
         self.transport.close()
 
     def _wait_for_header(self) -> None:
@@ -126,7 +151,7 @@ class Connection(H11Protocol):
 
     def _wait_for_client(self) -> None:
         """Aborts when the patience ends: to close would wait for the client to read."""
-        self._patience.wait(self.loop.time(), self._counted.num_taken_bytes)
+        self._patience.wait(self.loop.time(), self._client.num_taken_bytes)
         if self._patience.left_seconds <= 0:
             self.transport.abort()
         else:
@@ -136,23 +161,4 @@ class Connection(H11Protocol):
         if self._send_clock is not None:
             self._send_clock.cancel()
             self._send_clock = None
-            self._patience.go_on(self.loop.time(), self._counted.num_taken_bytes)
-
-
-class CountedTransport:
-    """A transport that knows how much of what was written has gone out; everything else is the transport's own."""
-
-    def __init__(self, transport: asyncio.Transport) -> None:
-        self._transport = transport
-        self._num_written_bytes = 0
-
-    @property
-    def num_taken_bytes(self) -> int:
-        return self._num_written_bytes - self._transport.get_write_buffer_size()
-
-    def write(self, data: bytes) -> None:
-        self._num_written_bytes += len(data)
-        self._transport.write(data)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
+            self._patience.go_on(self.loop.time(), self._client.num_taken_bytes)

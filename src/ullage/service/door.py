@@ -14,12 +14,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ullage.access.tenant import SCOPE_NAME, tenant_of
 from ullage.base.errors import EngineError, RequestError
 from ullage.protocol.disconnect import ClientLeftError
-from ullage.protocol.errors import ErrorReply, error_reply
-from ullage.protocol.json_text import encode_json
-from ullage.service.request_record import note_error
+from ullage.protocol.errors import error_reply
+from ullage.service.reply import send_reply
+from ullage.service.request_record import GENERATION_PATHS, note_key
 from ullage.service.service import Service
-
-GENERATION_PATHS = ("/v1/chat/completions", "/v1/completions")
 
 logger = logging.getLogger(__name__)
 
@@ -41,8 +39,10 @@ class Door:
             await send(message)
 
         try:
+            if self._service.auditor is not None and scope["method"] == "POST":
+                self._service.auditor.check()
             if self._service.gate is not None:
-                scope[SCOPE_NAME] = await self._service.gate.enter(scope["path"], scope["headers"])
+                scope[SCOPE_NAME] = await self._service.gate.enter(scope["path"], scope["headers"], note_key)
             # Around the whole answer, streams included. GET makes no work, and health must be told at any time.
             with self._service.admission() if scope["method"] == "POST" else nullcontext():
                 await self._check_allowance(scope)
@@ -52,22 +52,14 @@ class Door:
         except (RequestError, EngineError) as error:  # not let in or not admitted: the app answers its own errors
             if started:
                 raise
-            await _send_reply(noting_send, error_reply(error))
+            await send_reply(noting_send, error_reply(error))
         except Exception as error:  # the HTTP door: whatever goes wrong, the client gets an answer and we get a trace
             logger.exception("a request failed")
             if started:
                 raise  # half an answer is out: the server cuts the connection
-            await _send_reply(noting_send, error_reply(error))
+            await send_reply(noting_send, error_reply(error))
 
     async def _check_allowance(self, scope: Scope) -> None:
         """Before the body is read: a tenant that has used everything up costs no work."""
         if self._service.allowances is not None and scope["path"] in GENERATION_PATHS:
             await self._service.allowances.check(tenant_of(scope))
-
-
-async def _send_reply(send: Send, reply: ErrorReply) -> None:
-    note_error(reply)
-    headers = [(b"content-type", b"application/json")]
-    headers += [(name.encode(), value.encode()) for name, value in reply.headers.items()]
-    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
-    await send({"type": "http.response.body", "body": encode_json(reply.body)})

@@ -81,6 +81,8 @@ class Generation:
                 for index, outputs in sorted(pending.items()):
                     output = merge_outputs(outputs)
                     output = self._checked(output)
+                    if self._record is not None:
+                        self._record.add_text(output.text, index)
                     num_unfinished -= output.finish_reason is not None
                     yield index, output
         finally:
@@ -97,7 +99,7 @@ class Generation:
     def _note_end(self, index: int, last: GenerationOutput) -> None:
         self._service.metrics.observe(last)
         if self._record is not None:
-            self._record.ended(last)
+            self._record.ended(last, index)
         self._last[index] = last
         if len(self._last) == self._num_choices and self._on_all_ended is not None:
             self._on_all_ended([self._last[i] for i in range(self._num_choices)])

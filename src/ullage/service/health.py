@@ -50,6 +50,8 @@ def _state(service: Service) -> tuple[str, str]:
         return "draining", "the server is stopping: requests that run may end"
     if not service.started:
         return "starting", "the engine is starting"
+    if service.auditor is not None and service.auditor.refuses:
+        return "unready", "the audit log can't be written"
     status = service.engine.status()
     if not status.healthy:
         return "failed" if status.state in ("ready", "stopped") else status.state, status.detail

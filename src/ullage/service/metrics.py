@@ -18,6 +18,7 @@ from prometheus_client.utils import floatToGoString
 from ullage.engine.client import EngineClient, EngineState, FinishReason, GenerationOutput
 from ullage.engine.token_gaps import GAP_SECONDS
 from ullage.protocol.errors import ERROR_TABLE
+from ullage.service.probe import Prober
 from ullage.service.request_record import RequestRecord
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -48,6 +49,10 @@ class Metrics:
         self._answers = self._counter("http_answers", "HTTP answers; 499: the client left before", "status")
         for reason in get_args(FinishReason):
             self._ended.labels(reason)
+
+    def add(self, collector: Collector) -> None:
+        """What else is read."""
+        self._registry.register(collector)
 
     def observe(self, last: GenerationOutput) -> None:
         """:param last: a request's last output"""
@@ -136,6 +141,20 @@ class EngineCollector(Collector):
                 buckets=buckets,
                 sum_value=figures.token_gap_seconds,
             )
+
+
+class ProbeCollector(Collector):
+    """How the engine answered the question with the known answer."""
+
+    def __init__(self, prober: Prober) -> None:
+        self._prober = prober
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        counts = self._prober.num_answers
+        yield _by("known_answer_probes", "Questions with a known answer, by what came of them", "result", counts)
 
 
 def _gauge(name: str, what: str, value: float) -> Metric:

@@ -7,15 +7,18 @@ from __future__ import annotations
 import logging
 
 from starlette.datastructures import MutableHeaders
+from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ullage.base.logs import FIELDS, REQUEST_ID, escaped
+from ullage.base.logs import FIELDS, REQUEST_ID
 from ullage.protocol.request_id import REQUEST_ID_HEADER, request_id_of
 from ullage.protocol.request_id import SCOPE_NAME as REQUEST_ID_SCOPE_NAME
 from ullage.service.request_record import CURRENT, RequestRecord
 from ullage.service.service import Service
 
-MAX_SHOWN_PATH_CHARS = 200
+POLLED_PATHS = frozenset({"/health/live", "/health/ready", "/metrics"})
+"""Asked every few seconds by machines: worth a line only when something is wrong."""
+UNKNOWN_PATH = "an unknown address"
 
 logger = logging.getLogger(__name__)
 
@@ -48,27 +51,42 @@ class Observer:
     def _record(self, scope: Scope) -> RequestRecord:
         request_id = scope[REQUEST_ID_SCOPE_NAME] = request_id_of(scope["headers"])
         traceparent = dict(scope["headers"]).get(b"traceparent", b"").decode("ascii", "replace")
-        return RequestRecord(request_id, scope["method"], scope["path"], traceparent, self._complete)
+        record = RequestRecord(request_id, scope["method"], known_path(scope), traceparent, self._complete)
+        record.client = self._service.clients.of(scope)
+        record.keeps_texts = self._service.auditor is not None and self._service.auditor.with_texts
+        return record
 
     def _complete(self, record: RequestRecord) -> None:
         self._service.metrics.observe_answer(record)
+        if self._service.auditor is not None:
+            self._service.auditor.note(record)
         write_access_line(record)
+        if self._service.tracing is not None:
+            self._service.tracing.observe(record)
+
+
+def known_path(scope: Scope) -> str:
+    """The address as the app writes it. As the client wrote it, it may hold anything: a key is sometimes among it."""
+    for route in scope["app"].routes:
+        if route.matches(scope)[0] is not Match.NONE:
+            return str(route.path_format)
+    return UNKNOWN_PATH
 
 
 def write_access_line(record: RequestRecord) -> None:
-    """No prompt, no key, and no query: that may be anything."""
-    if not logger.isEnabledFor(logging.INFO):
+    """No prompt, no key, and no address but the app's own."""
+    level = logging.DEBUG if record.path in POLLED_PATHS and record.status < 400 else logging.INFO
+    if not logger.isEnabledFor(level):
         return
     seconds = record.ended_at - record.began_at
-    path = record.path if len(record.path) <= MAX_SHOWN_PATH_CHARS else record.path[:MAX_SHOWN_PATH_CHARS] + "…"
     fields = {
         "request_id": record.request_id,
         "method": record.method,
-        "path": path,
+        "path": record.path,
         "status": record.status,
         "seconds": round(seconds, 4),
     }
-    line = f"{record.method} {escaped(path)} {record.status} {seconds:.3f} s"
+    line = f"{record.method} {record.path} {record.status} {seconds:.3f} s"
     if record.asked:
         fields |= {
             "prompt_tokens": record.num_prompt_tokens,
@@ -81,5 +99,5 @@ def write_access_line(record: RequestRecord) -> None:
         fields["error_code"] = record.error_code
         line += f", {record.error_code}"
     bound = REQUEST_ID.set(record.request_id)  # the last output may come when another task runs
-    logger.info("%s", line, extra={FIELDS: fields})
+    logger.log(level, "%s", line, extra={FIELDS: fields})
     REQUEST_ID.reset(bound)

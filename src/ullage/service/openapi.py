@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 from ullage import __version__
 from ullage.access.gate import OPEN_PATH
 from ullage.protocol import sse
-from ullage.protocol.chat import ChatCompletion, ChatCompletionRequest
+from ullage.protocol.chat import ChatChunk, ChatCompletion, ChatCompletionRequest
 from ullage.protocol.completions import Completion, CompletionRequest
 from ullage.protocol.errors import ErrorBody
 from ullage.protocol.fields import FIELD_RULES
@@ -37,6 +37,7 @@ DESCRIPTIONS = {
     408: "The body did not arrive in time",
     413: "The body is too large",
     429: "No room for now, or an allowance is used up; `Retry-After` says when to come back",
+    431: "The header is too large",
     500: "A mistake of this server",
     503: "The engine or the server is on its way up or down",
     504: "The request took longer than it may",
@@ -53,9 +54,10 @@ _TIMEOUT: Json = {
     "description": "Seconds that the request may take; the shortest of this, the field and the server's limit holds",
     "schema": {"type": "number", "exclusiveMinimum": 0},
 }
-ALWAYS = (500,)
+ALWAYS = (400, 429, 431, 500)
+"""What the connection itself may answer, before anybody knows the address, and our own mistakes."""
 WITH_KEYS = (401, 403, 503)
-WITH_BODY = (400, 404, 408, 413, 429, 503)
+WITH_BODY = (404, 408, 413)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,8 @@ class Operation:
     gives: Any = None
     """Type of the answer; None: a JSON object that isn't described further."""
     media_type: str = JSON
-    streams: bool = False
+    streams: Any = None
+    """Type of an event's data, where the answer may be a stream."""
     statuses: tuple[int, ...] = (200,)
     """Those of its own, besides what any request may meet."""
 
@@ -82,7 +85,7 @@ OPERATIONS = (
         "post",
         (ChatCompletionRequest,),
         ChatCompletion,
-        streams=True,
+        streams=ChatChunk,
         statuses=(200, 504),
     ),
     Operation(
@@ -91,7 +94,7 @@ OPERATIONS = (
         "post",
         (CompletionRequest,),
         Completion,
-        streams=True,
+        streams=Completion,
         statuses=(200, 504),
     ),
     Operation("/v1/embeddings", "Always refused: the model generates text", "post", statuses=(400,)),
@@ -112,8 +115,8 @@ OPERATIONS = (
 def openapi_document(model_names: Sequence[str], *, needs_keys: bool) -> Json:
     """:param needs_keys: whether every address but liveness asks for an API key"""
     wanted = [(cls, "validation") for operation in OPERATIONS for cls in operation.takes]
-    wanted += [(op.gives, "serialization") for op in OPERATIONS if op.gives is not None]
-    wanted.append((ErrorBody, "serialization"))
+    given = {cls for operation in OPERATIONS for cls in (operation.gives, operation.streams) if cls is not None}
+    wanted += [(cls, "serialization") for cls in sorted({*given, ErrorBody}, key=lambda cls: cls.__name__)]
     schemas = _schemas(wanted)
     for operation in OPERATIONS:
         for cls in operation.takes:
@@ -165,13 +168,13 @@ def _described(operation: Operation, model_names: Sequence[str], *, needs_keys: 
     if "{model}" in operation.path:
         schema = {"enum": list(model_names)}
         described["parameters"].append({"name": "model", "in": "path", "required": True, "schema": schema})
-    if operation.streams:
+    if operation.streams is not None:
         described["parameters"].append(_TIMEOUT)
     if operation.takes:
         described["requestBody"] = {"required": True, "content": {JSON: {"schema": _one_of(operation.takes)}}}
     statuses = {*operation.statuses, *ALWAYS}
     statuses |= set(WITH_BODY) if operation.takes else set()
-    statuses |= {429, 503} if operation.method == "post" else set()
+    statuses |= {503} if operation.method == "post" else set()
     statuses |= set(WITH_KEYS) if needs_keys and not is_open else set()
     described["responses"] = {str(status): _response(operation, status) for status in sorted(statuses)}
     return described
@@ -184,15 +187,23 @@ def _operation_id(operation: Operation) -> str:
 
 def _response(operation: Operation, status: int) -> Json:
     content: Json = {JSON: {"schema": _ref("ErrorBody")}}
-    if operation.path.startswith("/health/"):
-        content = {JSON: {"schema": {"type": "object", "required": ["status"]}}}
+    if operation.path.startswith("/health/") and status in operation.statuses:
+        state = {"type": "object", "required": ["status"]}
+        content = {JSON: {"schema": state if status == 200 else {"anyOf": [state, _ref("ErrorBody")]}}}
     elif status == 200:
         schema = {"type": "object"} if operation.gives is None else _ref(operation.gives.__name__)
         content = {operation.media_type: {"schema": schema if operation.media_type == JSON else {"type": "string"}}}
-        if operation.streams:
-            content[sse.MEDIA_TYPE] = {"schema": {"type": "string"}}
+        if operation.streams is not None:
+            content[sse.MEDIA_TYPE] = {"schema": _event(operation.streams)}
     headers = {REQUEST_ID_HEADER: {"$ref": f"#/components/headers/{REQUEST_ID_HEADER}"}}
     return {"description": DESCRIPTIONS[status], "headers": headers, "content": content}
+
+
+def _event(cls: Any) -> Json:
+    """One event of a stream: that is what readers of OpenAPI take such a schema for."""
+    chunk = {"anyOf": [_ref(cls.__name__), _ref("ErrorBody")]}
+    text = {"type": "string", "contentMediaType": JSON, "contentSchema": chunk}
+    return {"type": "object", "required": ["data"], "properties": {"data": {"anyOf": [text, {"const": "[DONE]"}]}}}
 
 
 def _one_of(classes: Sequence[Any]) -> Mapping[str, Any]:

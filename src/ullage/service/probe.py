@@ -67,7 +67,7 @@ class Prober:
         self._said: TokenIds | None = None
         """Its last answer, while nothing is expected yet."""
         self._source = "before"
-        self._seen = _real_work(engine.status())
+        self._seen = _seen_in(engine.status())
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -87,26 +87,26 @@ class Prober:
     def fault_now(self) -> Fault | None:
         """Why the engine can't be relied on; None: it can."""
         seconds = self.seconds_since_proof
-        if self.fault is None and seconds is not None and seconds > self._oldest_seconds and self._is_idle():
+        if (
+            self.fault is None
+            and seconds is not None
+            and seconds > self._oldest_seconds
+            and not self._engine.status().num_open
+        ):
             return Fault("stalled", f"the last proof of generation is {seconds:.0f} s old")
         return self.fault
 
     async def look(self) -> None:
         """Notes what real requests prove, and asks when it is time to."""
         status = self._engine.status()
-        work = _real_work(status)
-        if work.num_restarts != self._seen.num_restarts:
+        seen, self._seen = self._seen, _seen_in(status)
+        if self._seen.num_restarts != seen.num_restarts:
             self._proved_at = self._asked_at = None
             self.fault = NOTHING_YET
-        elif work != self._seen:
+        elif self._seen != seen:
             self._prove()
-        self._seen = work
-        if status.healthy and self._is_idle() and self._is_due():
+        if status.healthy and status.num_open == 0 and self._is_due():
             await self._ask()
-
-    def _is_idle(self) -> bool:
-        status = self._engine.status()
-        return status.num_running + status.num_waiting == 0
 
     async def _run(self) -> None:
         while True:
@@ -124,7 +124,7 @@ class Prober:
             self.fault = None
 
     async def _ask(self) -> None:
-        before = _real_work(self._engine.status())
+        num_accepted = self._engine.status().num_accepted
         self._asked_at = self._clock()
         answer: TokenIds | None = None
         late = False
@@ -135,7 +135,7 @@ class Prober:
             late = True
         except UllageError as error:
             logger.info("the engine took no question: %s", error)
-        alone = _real_work(self._engine.status()) == before
+        alone = self._engine.status().num_accepted == num_accepted
         if not alone or (answer is None and not late):
             self.num_answers["unproved"] += 1
         elif late:
@@ -205,7 +205,7 @@ class Prober:
 
 
 @dataclass(frozen=True, slots=True)
-class RealWork:
+class Seen:
     """Changes whenever the engine does something for a real request; questions aren't counted in it."""
 
     num_restarts: int
@@ -213,5 +213,5 @@ class RealWork:
     num_generated_tokens: int
 
 
-def _real_work(status: EngineStatus) -> RealWork:
-    return RealWork(status.num_restarts, status.num_prompt_tokens, status.num_generated_tokens)
+def _seen_in(status: EngineStatus) -> Seen:
+    return Seen(status.num_restarts, status.num_prompt_tokens, status.num_generated_tokens)

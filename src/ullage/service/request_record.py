@@ -10,10 +10,14 @@ import time
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from operator import itemgetter
 
+from ullage.access.client_address import Address
+from ullage.access.keys import ApiKey
 from ullage.engine.client import GenerationOutput, GenerationRequest
 from ullage.protocol.errors import ErrorReply
 
+GENERATION_PATHS = ("/v1/chat/completions", "/v1/completions")
 CLIENT_LEFT = 499
 """Told in logs as the status of an answer that never began."""
 
@@ -25,7 +29,7 @@ class RequestRecord:
     request_id: str
     method: str
     path: str
-    """As sent: whoever shows it escapes it."""
+    """The app's own writing of it, not what was sent."""
     traceparent: str
     """Header of the W3C's Trace Context; empty: there is none."""
     on_complete: Callable[[RequestRecord], None]
@@ -40,14 +44,28 @@ class RequestRecord:
     ends: list[GenerationOutput] = field(default_factory=list)
     """Last outputs, in the order they came."""
     model: str = ""
+    client: Address | None = None
+    """Where the request comes from; None: that can't be known."""
+    key: ApiKey | None = None
+    """That came with it; None: no valid one, or none is asked for."""
+    keeps_texts: bool = False
+    texts: dict[int, str] = field(default_factory=dict)
+    """What was read of each choice's text, where texts are kept."""
+    _indexes: list[int] = field(default_factory=list)
     _has_answered: bool = False
 
     def accepted(self, request: GenerationRequest) -> None:
         self.asked.append(request)
 
-    def ended(self, last: GenerationOutput) -> None:
+    def ended(self, last: GenerationOutput, index: int) -> None:
+        """:param index: of what was accepted"""
         self.ends.append(last)
+        self._indexes.append(index)
         self._complete()
+
+    def add_text(self, text: str, index: int) -> None:
+        if self.keeps_texts:
+            self.texts[index] = self.texts.get(index, "") + text
 
     def answered(self) -> None:
         self.ended_at, self._has_answered = time.monotonic(), True
@@ -56,6 +74,11 @@ class RequestRecord:
     def _complete(self) -> None:
         if self._has_answered and len(self.ends) == len(self.asked):
             self.on_complete(self)
+
+    @property
+    def ends_in_order(self) -> list[GenerationOutput]:
+        """Of ``asked``, once complete."""
+        return [last for _, last in sorted(zip(self._indexes, self.ends, strict=True), key=itemgetter(0))]
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -82,3 +105,9 @@ def note_error(reply: ErrorReply) -> None:
     """An error was told to the client."""
     if (record := CURRENT.get()) is not None:
         record.error_code = reply.body["error"]["code"] or reply.body["error"]["type"]
+
+
+def note_key(key: ApiKey) -> None:
+    """A valid key came with the request, whether or not it opens the address."""
+    if (record := CURRENT.get()) is not None:
+        record.key = key

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import gc
 import logging
 import math
 import resource
@@ -12,9 +13,8 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from functools import partial
 from types import FrameType
-from typing import cast
+from typing import Literal
 
 import uvicorn
 from fastapi import FastAPI
@@ -23,11 +23,13 @@ from ullage.base.errors import ConfigError, UllageError
 from ullage.service import connection
 from ullage.service.config import ServiceConfig
 from ullage.service.service import Service
+from ullage.service.tls import follow_certificate, server_context
 
 BACKLOG = 512
 MAX_PORT = 65535
 FAILURE_EXIT_CODE = 1
 FILES_BESIDE_CONNECTIONS = 64
+TLS_CLOSE_SECONDS = 5.0
 DRAIN_LOOK_SECONDS = 0.02
 STOP_MARGIN_SECONDS = 5.0
 """After the drain time has run out, how long the last error events may take to be sent."""
@@ -59,10 +61,10 @@ def bind(config: ServiceConfig) -> socket.socket:
     return bound
 
 
-def address_of(bound: socket.socket) -> str:
+def address_of(bound: socket.socket, scheme: Literal["http", "https"] = "http") -> str:
     """``http://host:port``, to be shown or pasted."""
     host, port = bound.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def serve(
@@ -85,6 +87,8 @@ def serve(
     bound = bound or bind(config)
     with bound:
         server = Server(app, config, on_ready)
+        gc.collect()
+        gc.freeze()  # what is loaded stays: looking through it again and again would hold up every stream
         server.run(sockets=[bound])
     return FAILURE_EXIT_CODE if server.force_exit or server.cut_off or server.engine_failed else 0
 
@@ -108,35 +112,64 @@ class Server(uvicorn.Server):
     """uvicorn, with our way to stop."""
 
     def __init__(self, app: FastAPI, config: ServiceConfig, on_ready: Callable[[str], None] | None = None) -> None:
+        self._service: Service = app.state.service
         super().__init__(
             uvicorn.Config(
                 app,
-                http=cast(type[asyncio.Protocol], partial(connection.Connection, limits=config)),
+                http="h11",  # connections are our own
                 ws="none",
                 lifespan="on",
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                proxy_headers=False,  # uvicorn's would believe every process of this machine
                 backlog=BACKLOG,
                 timeout_keep_alive=config.keep_alive_seconds,
                 timeout_graceful_shutdown=math.ceil(STOP_MARGIN_SECONDS),
             )
         )
         logging.getLogger(connection.__name__).setLevel(logging.ERROR)  # a warning for each mistake of a client
-        self._service: Service = app.state.service
+        self._tls = server_context(config)
+        if self._tls is not None:
+            self._service.reloads.register(follow_certificate(self._tls, config))
         self.engine_failed = False
         self.cut_off = False
         """Requests had to be ended when the drain time was over."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._reloading: asyncio.Task[None] | None = None
+        self._handshake_seconds = config.header_timeout_seconds
         self._drain_seconds = config.drain_seconds
         self._on_ready = on_ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listens by itself, as uvicorn gives a handshake a minute."""
         self._loop = asyncio.get_running_loop()
-        await super().startup(sockets)
+        await super().startup([])
+        if self.should_exit:
+            return
+        for bound in sockets or ():
+            self.servers.append(
+                await self._loop.create_server(
+                    self._new_connection,
+                    sock=bound,
+                    backlog=BACKLOG,
+                    ssl=self._tls,
+                    ssl_handshake_timeout=None if self._tls is None else self._handshake_seconds,
+                    ssl_shutdown_timeout=None if self._tls is None else TLS_CLOSE_SECONDS,
+                )
+            )
         if self._on_ready is not None and sockets:
-            self._on_ready(address_of(sockets[0]))
+            self._on_ready(address_of(sockets[0], "http" if self._tls is None else "https"))
+
+    def _new_connection(self) -> asyncio.Protocol:
+        return connection.Connection(
+            self.config,
+            self.server_state,
+            self.lifespan.state,
+            self._loop,
+            limits=self._service.config,
+            on_refusal=self._service.metrics.observe_refusal,
+        )
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """First what was accepted ends, while the port stays open: whoever comes now is told when to come back."""

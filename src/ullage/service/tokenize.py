@@ -1,7 +1,8 @@
 """POST /tokenize and POST /detokenize: what the model reads, and what it says, as token ids.
 
 ``detokenize`` gives back the text that ``tokenize`` was given: a BOS that was put first is left out, and the names of
-other control tokens are written out. Bytes that the vocabulary has no token for are lost, as they are to the model.
+other control tokens are written out. What the vocabulary has no token for is lost, and what it doesn't tell apart is
+made one (U+2581 is a space to SentencePiece), as it is to the model.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from collections.abc import Mapping
 
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Scope
 
+from ullage.access.tenant import may_use
 from ullage.protocol.fields import ignored_fields_headers
 from ullage.protocol.json_text import encode_json
 from ullage.protocol.tokenize import Detokenized, DetokenizeRequest, TokenizeChatRequest, TokenizeTextRequest, Tokens
@@ -25,13 +28,13 @@ TokenizeRequest = TokenizeTextRequest | TokenizeChatRequest
 
 async def tokenize(service: Service, request: Request) -> Response:
     fields, ignored = await read_fields(service, request, _tokenize_request)
-    _check_model(service, fields.model)
+    _check_model(service, fields.model, request.scope)
     return _answer(await service.off_loop(_tokens, service, fields), ignored)
 
 
 async def detokenize(service: Service, request: Request) -> Response:
     fields, ignored = await read_fields(service, request, DetokenizeRequest)
-    _check_model(service, fields.model)
+    _check_model(service, fields.model, request.scope)
     return _answer(await service.off_loop(_text, service, fields.tokens), ignored)
 
 
@@ -44,7 +47,7 @@ def _tokens(service: Service, fields: TokenizeRequest) -> bytes:
     if isinstance(fields, TokenizeChatRequest):
         token_ids = list(render_prompt(service, fields)[0])
     else:
-        service.text_limit.check(len(fields.prompt), "prompt")
+        service.text_limit.check([fields.prompt], "prompt")
         token_ids = tokenizer.encode(fields.prompt, add_special_tokens=fields.add_special_tokens is not False)
     tokens = Tokens(count=len(token_ids), max_model_len=service.engine.max_model_len, tokens=token_ids)
     if fields.return_token_strs:
@@ -61,10 +64,11 @@ def _text(service: Service, token_ids: list[int]) -> bytes:
     return encode_json(Detokenized(prompt=tokenizer.decode(token_ids, skip_special_tokens=False)))
 
 
-def _check_model(service: Service, name: str | None) -> None:
+def _check_model(service: Service, name: str | None, scope: Scope) -> None:
     """These two requests may leave it out."""
-    if name is not None:
-        service.check_model(name)
+    if name is None:
+        name = next((name for name in service.model.names if may_use(scope, name)), service.model.names[0])
+    service.check_model(name, scope)
 
 
 def _answer(body: bytes, ignored_fields: tuple[str, ...]) -> Response:

@@ -8,7 +8,7 @@ import pytest
 
 from ullage.access.gate import Gate
 from ullage.access.keys import KeyStore
-from ullage.base.errors import AuthenticationError, EngineError, PermissionDeniedError
+from ullage.base.errors import AccessStoreError, AuthenticationError, PermissionDeniedError
 
 
 @pytest.fixture
@@ -60,5 +60,13 @@ def test_a_key_opens_its_route_groups_only(gate, store, path):
 def test_a_store_that_is_down_lets_nobody_in(gate, store, tmp_path):
     _, text = store.create("acme", "", ("inference",))
     (tmp_path / "keys.db").write_bytes(b"not a database" * 100)
-    with pytest.raises(EngineError):
+    with pytest.raises(AccessStoreError):
         enter(gate, "/v1/models", f"Bearer {text}")
+
+
+def test_whose_key_it_was_is_told_also_where_it_does_not_open(gate, store):
+    key, text = store.create("acme", "", ("inference",))
+    told = []
+    with pytest.raises(PermissionDeniedError):
+        asyncio.run(gate.enter("/metrics", [(b"authorization", f"Bearer {text}".encode())], told.append))
+    assert told == [key]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Any, cast
 
 import pytest
 from tests.fake_engine import EOS_TOKEN_ID, VOCAB_SIZE, make_core, run
 
+from ullage.base.errors import InvalidRequestError
 from ullage.engine.constraint import Constraint
 from ullage.engine.core import EngineCore
 from ullage.engine.grammars import GrammarCompiler
@@ -125,3 +127,22 @@ def test_a_schema_gives_json(compiler: GrammarCompiler) -> None:
     assert outputs[-1].finish_reason == "stop"
     assert json.loads(text_of(outputs)).keys() == {"name", "age"}
     assert VOCAB_SIZE > EOS_TOKEN_ID
+
+
+class BrokenMatcher:
+    """As one that met a limit of the library while it was followed."""
+
+    def is_error(self) -> bool:
+        return True
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(name)
+
+
+def test_a_constraint_that_cannot_be_followed_any_further_is_the_requests_fault(compiler: GrammarCompiler) -> None:
+    core = make_core()
+    request_id = core.add_request(PROMPT, SamplingParams(constraint=WORDS), matcher=cast(Any, BrokenMatcher()))
+    last = run(core)[request_id][-1]
+    assert last.finish_reason == "error"
+    assert isinstance(last.error, InvalidRequestError)
+    assert "too complex" in str(last.error)

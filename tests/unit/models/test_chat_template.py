@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, models, pre_tokenizers
 
 from ullage.base.errors import InvalidRequestError, ModelFileError
-from ullage.models import chat_template
+from ullage.models import template_sandbox
 from ullage.models.chat_template import ChatTemplate
 from ullage.models.tokenizer import Tokenizer
 from ullage.models.tokenizer_parts import TokenizerParts, gpt2_bytes
@@ -147,6 +147,12 @@ def test_loops_know_their_length_and_end():
     assert render_text(source, user("a") + user("b")) == "1/2;2/2"
 
 
+def test_operators_do_what_they_do_elsewhere():
+    assert render_text("{{ 'a' ~ 1 ~ none ~ ['b'] }}") == "a1None['b']"
+    assert render_text("{{ 'ab' * 2 + 'c' }}{{ 2 ** 3 * 2 % 5 }}{{ '%s-%03d' % ('x', 7) }}") == "ababc1x-007"
+    assert render_text("{{ 'x'.ljust(3) ~ 'y' | center(3) }}") == "x   y "
+
+
 def test_a_refusal_by_the_template_is_the_callers_error():
     with pytest.raises(InvalidRequestError, match="roles must alternate") as caught:
         render_text("{{ raise_exception('roles must alternate') }}")
@@ -162,12 +168,22 @@ def test_a_refusal_by_the_template_is_the_callers_error():
         "{{ messages.append(1) }}",
         "{{ messages.__class__.__mro__ }}",
         "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
-        "{{ 'x' * 99999999 }}",
+        *(
+            "{{ 'x' * 99999999 }}",
+            "{{ 99999999 * 'x' }}",
+            "{{ [1] * 99999999 }}",
+            "{{ 9 ** 99999 }}",
+            "{{ '%99999d' % 1 }}",
+        ),
+        "{% set n = namespace(s='x') %}{% for i in range(40) %}{% set n.s = n.s + n.s %}{% endfor %}",
+        "{% set n = namespace(s='x') %}{% for i in range(40) %}{% set n.s = n.s ~ n.s %}{% endfor %}",
+        "{% set n = namespace(s=7) %}{% for i in range(40) %}{% set n.s = n.s * n.s %}{% endfor %}",
+        *("{{ 'x'.ljust(99999999) }}", "{{ 'x' | center(99999999) }}", "{{ [1] | batch(99999999, 0) | list }}"),
         "{% set _step_counter = range %}{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
     ],
 )
 def test_a_template_that_fails_or_never_ends_is_stopped(monkeypatch, source):
-    monkeypatch.setattr(chat_template, "MAX_LOOP_STEPS", 1000)
+    monkeypatch.setattr(template_sandbox, "MAX_LOOP_STEPS", 1000)
     with pytest.raises(InvalidRequestError, match="can't render these messages"):
         render_text(source)
 

@@ -226,6 +226,18 @@ def test_other_architectures_are_refused_with_those_that_run(opened, architectur
     )
 
 
+def test_a_tensor_that_no_architecture_has_is_a_warning(opened, caplog):
+    extra = {"blk.0.surprise.weight": (0, (4,), bytes(16)), "note": (0, (4,), bytes(16))}
+    assert set(opened(tensors=extra).tensor_names()) == set(tiny_model("llama").tensor_names())
+    assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
+    assert "'blk.0.surprise.weight' is unknown" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["blk.0.attn_q_norm.weight", "blk.0.ffn_up.bias", "blk.1.ffn_gate_exps.weight"])
+def test_a_tensor_that_would_change_the_model_is_refused(opened, name):
+    refused(opened, f"tensor '{name}' isn't part of a llama model", tensors={name: (0, (4,), bytes(16))})
+
+
 @pytest.mark.parametrize(
     ("metadata", "complaint"),
     [

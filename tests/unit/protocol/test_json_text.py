@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 from pydantic import BaseModel
 
 from ullage.base.errors import InvalidRequestError
 from ullage.protocol.chat import ChatCompletionRequest
-from ullage.protocol.json_text import MAX_JSON_VALUES, encode_json, parse_json_object, validate
+from ullage.protocol.json_text import MAX_JSON_MEMBERS, MAX_JSON_VALUES, encode_json, parse_json_object, validate
 
 
 @pytest.mark.parametrize(
@@ -72,3 +74,16 @@ def test_keys_of_the_client_are_cut_short_in_the_param():
 def test_more_values_than_can_be_parsed_in_a_moment_are_refused(values):
     with pytest.raises(InvalidRequestError, match="more than 262144 JSON values"):
         parse_json_object(b'{"prompt":' + values + b"}")
+
+
+@pytest.mark.parametrize("key", ['"k%d":1', '"k%d" :1', '"k%d\\\\"\t:1'])
+def test_more_members_than_can_be_parsed_in_a_moment_are_refused(key):
+    at_most = ",".join(key % i for i in range(MAX_JSON_MEMBERS))
+    assert len(parse_json_object(b"{" + at_most.encode() + b"}")) == MAX_JSON_MEMBERS
+    with pytest.raises(InvalidRequestError, match="more than 32768 members"):
+        parse_json_object(b'{"a":0,' + at_most.encode() + b"}")
+
+
+def test_colons_in_a_text_are_no_members():
+    text = json.dumps({"a": 1, "b": "12:34:56"}) * MAX_JSON_MEMBERS
+    assert parse_json_object(json.dumps({"prompt": text}).encode()) == {"prompt": text}

@@ -19,6 +19,7 @@ def service(
     healthy: bool = True,
     stopping: bool = False,
     fault: Fault | None = None,
+    auditor: object = None,
 ) -> Service:
     status = EngineStatus(
         healthy=healthy and state == "ready",
@@ -39,6 +40,7 @@ def service(
             engine=SimpleNamespace(status=lambda: status),
             config=SimpleNamespace(stall_seconds=10.0),
             model=SimpleNamespace(names=("model",)),
+            auditor=auditor,
         ),
     )
 
@@ -82,3 +84,8 @@ def test_an_unhealthy_engine_is_told_by_its_state_and_why(state: EngineState) ->
 
 def test_an_engine_that_knows_no_states_has_failed_when_it_is_not_healthy() -> None:
     assert health.ready(service(healthy=False)) == (503, told("failed"))
+
+
+def test_it_is_not_ready_while_what_it_does_can_not_be_written_down() -> None:
+    for refuses, code in ((True, 503), (False, 200)):
+        assert health.ready(service(auditor=SimpleNamespace(refuses=refuses)))[0] == code

@@ -72,11 +72,11 @@ async def test_an_idle_engine_is_asked_once_in_each_interval(asked: Fixture) -> 
 async def test_a_busy_engine_is_not_asked_its_progress_is_the_proof(asked: Fixture) -> None:
     await asked.prober.look()
     for num_tokens in range(1, 9):
-        asked.engine.counts = {"num_running": 1, "num_generated_tokens": num_tokens}
+        asked.engine.counts = {"num_open": 1, "num_generated_tokens": num_tokens}
         await asked.look_after(20)
         assert asked.state == "ready"
         assert asked.prober.seconds_since_proof == 0
-    asked.engine.counts = {"num_running": 1, "num_generated_tokens": 8}
+    asked.engine.counts = {"num_open": 1, "num_generated_tokens": 8}
     await asked.look_after(1000)
     assert asked.state == "ready"
     assert len(asked.engine.requests) == 2
@@ -90,10 +90,10 @@ async def test_another_answer_is_a_failure_until_it_is_right_again(asked: Fixtur
     fault = asked.prober.fault_now()
     assert fault is not None
     assert f"token 3 is {ord('X')}, not {ord('c')}" in fault.reason
-    asked.engine.counts = {"num_running": 1, "num_generated_tokens": 50}
+    asked.engine.counts = {"num_open": 1, "num_generated_tokens": 50}
     await asked.look_after(1)
     assert asked.state == "failed"  # progress doesn't show that it is right
-    asked.engine.counts = {"num_running": 0, "num_generated_tokens": 50}
+    asked.engine.counts = {"num_open": 0, "num_generated_tokens": 50}
     asked.engine.text = "abcd"
     await asked.look_after(11)
     assert asked.state == "ready"
@@ -103,7 +103,7 @@ async def test_another_answer_is_a_failure_until_it_is_right_again(asked: Fixtur
 async def test_an_answer_beside_real_work_proves_nothing_against_the_engine(asked: Fixture) -> None:
     await asked.prober.look()
     asked.engine.text = "abXd"
-    asked.engine.counts_after = {"num_running": 3, "num_prompt_tokens": 9}
+    asked.engine.counts_after = {"num_open": 3, "num_accepted": 3}
     await asked.look_after(11)
     assert asked.state == "ready"
     assert asked.prober.num_answers["unproved"] == 1

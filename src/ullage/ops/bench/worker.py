@@ -68,7 +68,6 @@ def describe(built: AssembledEngine) -> dict[str, Any]:
     """What a result file says of our engine."""
     from ullage import __version__
 
-    stage_seconds = getattr(built.runner, "stage_seconds", None)
     return {
         "version": __version__,
         "runner": built.runner.name,
@@ -81,7 +80,7 @@ def describe(built: AssembledEngine) -> dict[str, Any]:
         "capacity_tokens": built.plan.capacity_tokens,
         "block_size": built.plan.block_size,
         "token_bytes": built.plan.token_bytes,
-        "stage_seconds": None if stage_seconds is None else stage_seconds(),
+        "stage_seconds": dict(built.runner.stage_seconds()) or None,
     }
 
 
