@@ -7,9 +7,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from tokenizers import normalizers
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, normalizers
 
-from ullage.base.errors import InvalidRequestError
+from ullage.base.errors import InvalidRequestError, ModelFileError
 from ullage.models.control_text import ControlText, mark_rules
 from ullage.models.gguf_tokenizer import parts_from_gguf
 from ullage.models.hf_tokenizer import parts_from_folder
@@ -102,6 +103,17 @@ class Tokenizer:
         """A token as people are shown it: its name if it's a control token, else its text."""
         name = self._control_names.get(token_id)
         return name if name is not None else self.token_bytes(token_id).decode("utf-8", errors="replace")
+
+    def save(self, path: Path) -> None:
+        """As a ``tokenizer.json``, for programs that read nothing else.
+
+        :raises ModelFileError: its scheme isn't byte-pair encoding of bytes
+        """
+        if self._scheme != "byte_level":
+            raise ModelFileError(f"a tokenizer of the scheme {self._scheme} can't be written as a file of its own")
+        backend = Backend.from_str(self._backend.to_str())
+        backend.decoder = decoders.ByteLevel()
+        backend.save(str(path))
 
     def is_control(self, token_id: int) -> bool:
         return token_id in self._control_names

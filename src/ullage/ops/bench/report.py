@@ -135,10 +135,36 @@ def soak_section(name: str, result: Result) -> str:
     return "\n".join(lines)
 
 
+def http_section(name: str, result: Result) -> str:
+    """One run of ``python -m ullage.ops.bench.http``."""
+    header = ["server", "clients", "new tokens a second", "first token, median", "p95", "between tokens, median", "p95"]
+    rows = []
+    for point in sorted(result["points"], key=lambda point: int(point["num_streams"])):
+        run = point["median_run"]
+        first, between = run["first_token_ms"], run["between_tokens_ms"]
+        rows.append(
+            [
+                *(point["server"], str(point["num_streams"]), f"{run['output_tokens_per_second']:.0f}"),
+                *(f"{first['median']:,.0f} ms", f"{first['p95']:,.0f} ms"),
+                *(f"{between['median']:.1f} ms", f"{between['p95']:.1f} ms"),
+            ]
+        )
+    lines = [
+        f"\n## {result['model']['name']}, servers over HTTP, {result['date'][:10]}\n",
+        f"`{result['command']}`\n",
+        f"{machine_line(result)}. Load by guidellm {result['versions']['guidellm']}: completions of 128 tokens after "
+        f"256, streamed; the run with the median throughput. [All runs](benchmarks/results/{name}.json).\n",
+        _markdown((header, rows)),
+    ]
+    lines += [f"- {server} is out: {reason}\n" for server, reason in result["failures"].items()]
+    return "\n".join(lines)
+
+
 SECTIONS: Mapping[str, Callable[[str, Result], str]] = {
     "engine": engine_section,
     "accuracy": accuracy_section,
     "soak": soak_section,
+    "http": http_section,
 }
 """Kind of result file: what the page says of one."""
 
