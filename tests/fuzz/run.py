@@ -38,7 +38,7 @@ def served(model: str) -> Iterator[tuple[str, int]]:
     :raises RuntimeError: it didn't start, or didn't end well
     """
     command = [sys.executable, "-m", "ullage", "serve", model, "--port", "0", "--kv-memory", "64MiB"]
-    command += ["--log-level", "warning"]
+    command += ["--max-model-len", "512", "--log-level", "warning"]  # no right request takes long
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as server:
         assert server.stdout is not None
         try:

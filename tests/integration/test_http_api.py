@@ -249,7 +249,7 @@ async def test_fields_without_effect_are_reported():
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
-@pytest.mark.parametrize("path", ["/health/live", "/health/ready"])
+@pytest.mark.parametrize("path", ["/health/live", "/health/ready", "/health"])
 async def test_probes_may_ask_for_the_header_only(method, path):
     async with app_client(ScriptedEngine()) as client:
         assert (await client.request(method, path)).status_code == 200

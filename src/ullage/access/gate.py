@@ -11,7 +11,7 @@ from ullage.access.keys import REFUSAL, ApiKey, KeyStore
 from ullage.base.errors import AuthenticationError, PermissionDeniedError
 
 OPEN_PATH = "/health/live"
-OBSERVED_PATHS = ("/metrics", "/v1/ledger", "/health/ready")
+OBSERVED_PATHS = ("/metrics", "/v1/ledger", "/health", "/health/ready")
 BEARER = re.compile(rb"bearer +([\x21-\x7e]{1,256})", re.IGNORECASE)
 
 

@@ -20,11 +20,14 @@
     │   ├── HeaderTooLargeError       HTTP: the header exceeds the server's limit
     │   ├── BodyTooLargeError         HTTP: the body exceeds the server's limit
     │   └── BodyTimeoutError          HTTP: the body did not arrive in time
-    └── EngineError               the engine failed; not the caller's fault
-        ├── EngineRestartingError     the engine is being started again
-        ├── AccessStoreError          API keys, limits or quotas can't be read
-        ├── AuditLogError             the audit log can't be written, and has to be
-        └── ServerStoppingError       the server is on its way down
+    ├── EngineError               the engine failed; not the caller's fault
+    │   ├── EngineRestartingError     the engine is being started again
+    │   ├── AccessStoreError          API keys, limits or quotas can't be read
+    │   ├── AuditLogError             the audit log can't be written, and has to be
+    │   └── ServerStoppingError       the server is on its way down
+    └── ReplicaError              a replica behind the gateway broke off its answer, or gave none
+        ├── ReplicaTimeoutError       it was silent for too long
+        └── NoReplicaError            there is none that could be asked
 
 The message says what happened; ``hint`` says what to change. What each class becomes over HTTP stands in one
 table, ``ullage.protocol.errors``.
@@ -204,6 +207,25 @@ class ServerStoppingError(EngineError):
     """The server is stopping: it takes no new request, and what still runs may be ended.
 
     :param retry_after_seconds: when another process may be expected to answer
+    """
+
+    def __init__(self, message: str, *, retry_after_seconds: float) -> None:
+        super().__init__(message)
+        self.retry_after_seconds = retry_after_seconds
+
+
+class ReplicaError(UllageError):
+    """A replica behind the gateway couldn't be reached, or broke off its answer."""
+
+
+class ReplicaTimeoutError(ReplicaError):
+    """A replica was silent for longer than the gateway waits."""
+
+
+class NoReplicaError(ReplicaError):
+    """No replica is in rotation.
+
+    :param retry_after_seconds: when one may have come back
     """
 
     def __init__(self, message: str, *, retry_after_seconds: float) -> None:

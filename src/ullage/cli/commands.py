@@ -17,6 +17,7 @@ COMMANDS = {
     "plan": ("ullage.cli.plan:plan", "Say whether a model fits a device, and what limits it."),
     "serve": ("ullage.cli.serve:serve", "Serve a model over HTTP with the OpenAI API."),
     "config": ("ullage.cli.config:config", "Check a configuration before a server gets it."),
+    "gateway": ("ullage.cli.gateway:gateway", "Spread requests over several servers."),
     "keys": ("ullage.cli.keys:keys", "Make, list and revoke API keys."),
     "top": ("ullage.cli.top:top", "Watch a running server: its memory, blocks, requests and speed."),
     "chat": ("ullage.cli.generate:chat", "Talk with a model in this terminal."),

@@ -12,6 +12,7 @@ from ullage.access.config import AccessConfig
 from ullage.base.config import ENV_PREFIX, setting, settings_of
 from ullage.base.errors import ConfigError
 from ullage.engine.build import EngineOptions
+from ullage.gateway.config import GatewayConfig
 from ullage.service.config import ServiceConfig
 
 if TYPE_CHECKING:
@@ -65,10 +66,11 @@ SERVE: Mapping[str, type] = {
 }
 GENERATE: Mapping[str, type] = {"Sampling": SamplingOptions, "Engine": EngineOptions}
 BENCH: Mapping[str, type] = {"Engine": EngineOptions}
+GATEWAY: Mapping[str, type] = {"Gateway": GatewayConfig}
 
 EVERY_NAME = frozenset(
     env_name.removeprefix(ENV_PREFIX).lower()
-    for sections in (SERVE, GENERATE, BENCH)
+    for sections in (SERVE, GENERATE, BENCH, GATEWAY)
     for cls in sections.values()
     for info in settings_of(cls).values()
     for env_name in info.env_names

@@ -28,10 +28,13 @@ from ullage.base.errors import (
     KVCapacityError,
     MethodNotAllowedError,
     ModelNotFoundError,
+    NoReplicaError,
     PermissionDeniedError,
     QueueFullError,
     QuotaExceededError,
     RateLimitError,
+    ReplicaError,
+    ReplicaTimeoutError,
     RequestError,
     ServerStoppingError,
     UllageError,
@@ -73,6 +76,9 @@ ERROR_TABLE: Mapping[type[Exception], ErrorRow] = {
     AccessStoreError: ErrorRow(503, "server_error", "access_store_unavailable"),
     AuditLogError: ErrorRow(503, "server_error", "audit_log_unavailable"),
     EngineError: ErrorRow(503, "server_error", "engine_failed"),
+    NoReplicaError: ErrorRow(503, "server_error", "no_replica"),
+    ReplicaTimeoutError: ErrorRow(504, "server_error", "replica_timeout"),
+    ReplicaError: ErrorRow(502, "server_error", "replica_failed"),
     UllageError: ErrorRow(500, "server_error", None),
     Exception: ErrorRow(500, "server_error", "internal_error"),
 }
@@ -86,6 +92,18 @@ MAX_PARAM_CHARS = 200
 SHORTEST_RETRY_SECONDS = 1.0
 LONGEST_RETRY_SECONDS = 120.0
 """An estimate outside these bounds is told as the bound: nobody should hammer, nobody should give up for good."""
+
+
+COMES_BACK = (
+    QueueFullError,
+    RateLimitError,
+    EngineRestartingError,
+    AccessStoreError,
+    AuditLogError,
+    ServerStoppingError,
+    NoReplicaError,
+)
+"""Errors that know when a retry may succeed."""
 
 
 class ErrorDetail(TypedDict):
@@ -132,15 +150,7 @@ def _headers(row: ErrorRow, error: Exception) -> dict[str, str]:
     headers = {"x-should-retry": "false"} if row.never_retry else {}
     if isinstance(error, RateLimitError):
         headers.update(error.headers)
-    if isinstance(
-        error,
-        QueueFullError
-        | RateLimitError
-        | EngineRestartingError
-        | AccessStoreError
-        | AuditLogError
-        | ServerStoppingError,
-    ):
+    if isinstance(error, COMES_BACK):
         # The HTTP header counts whole seconds; OpenAI's clients read the finer one first.
         seconds = min(max(SHORTEST_RETRY_SECONDS, error.retry_after_seconds), LONGEST_RETRY_SECONDS)
         headers["retry-after"] = str(math.ceil(seconds))

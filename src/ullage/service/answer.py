@@ -18,11 +18,11 @@ from ullage.access.tenant import cache_salt, tenant_of
 from ullage.engine.client import GenerationOutput, GenerationRequest, TokenLogprob
 from ullage.engine.constraint import Constraint
 from ullage.protocol import sse
+from ullage.protocol.disconnect import run_unless_client_leaves
 from ullage.protocol.fields import ignored_fields_headers
 from ullage.protocol.generation import GenerationFields, Usage, make_usage
 from ullage.protocol.json_text import encode_json
 from ullage.service.deadline import timeout_seconds
-from ullage.service.disconnect import run_unless_client_leaves
 from ullage.service.event_stream import EventStream
 from ullage.service.generation import Generation
 from ullage.service.sampling import of_choice, sampling_params

@@ -121,6 +121,7 @@ def _add_health_routes(app: FastAPI, service: Service) -> None:
         status, body = health.live(service)
         return _json(body, status)
 
+    @app.api_route("/health", methods=READ)  # where other servers of this kind have it, and their clients look
     @app.api_route("/health/ready", methods=READ)
     async def ready() -> Response:
         status, body = health.ready(service)

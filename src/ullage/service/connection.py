@@ -16,10 +16,10 @@ from uvicorn.server import ServerState
 from ullage.base.errors import HeaderTooLargeError, InvalidRequestError, QueueFullError, RequestError
 from ullage.protocol.errors import error_reply
 from ullage.protocol.json_text import encode_json
+from ullage.protocol.request_id import REQUEST_ID_HEADER, SCOPE_NAME, request_id_of
 from ullage.service.client_transport import ClientTransport
 from ullage.service.config import ServiceConfig
 from ullage.service.patience import Patience
-from ullage.service.request_id import REQUEST_ID_HEADER, SCOPE_NAME, request_id_of
 
 FULL_RETRY_SECONDS = 1.0
 HEADER_PIECE_BYTES = 1 << 12

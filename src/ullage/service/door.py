@@ -13,8 +13,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ullage.access.tenant import SCOPE_NAME, tenant_of
 from ullage.base.errors import EngineError, RequestError
+from ullage.protocol.disconnect import ClientLeftError
 from ullage.protocol.errors import error_reply
-from ullage.service.disconnect import ClientLeftError
 from ullage.service.reply import send_reply
 from ullage.service.request_record import GENERATION_PATHS, note_key
 from ullage.service.service import Service

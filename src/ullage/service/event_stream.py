@@ -11,8 +11,8 @@ from starlette.types import Receive, Scope, Send
 
 from ullage.base.errors import UllageError
 from ullage.protocol import sse
+from ullage.protocol.disconnect import run_unless_client_leaves
 from ullage.protocol.errors import error_reply
-from ullage.service.disconnect import run_unless_client_leaves
 from ullage.service.request_record import note_error
 
 logger = logging.getLogger(__name__)

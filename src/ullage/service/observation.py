@@ -11,12 +11,12 @@ from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ullage.base.logs import FIELDS, REQUEST_ID
-from ullage.service.request_id import REQUEST_ID_HEADER, request_id_of
-from ullage.service.request_id import SCOPE_NAME as REQUEST_ID_SCOPE_NAME
+from ullage.protocol.request_id import REQUEST_ID_HEADER, request_id_of
+from ullage.protocol.request_id import SCOPE_NAME as REQUEST_ID_SCOPE_NAME
 from ullage.service.request_record import CURRENT, RequestRecord
 from ullage.service.service import Service
 
-POLLED_PATHS = frozenset({"/health/live", "/health/ready", "/metrics"})
+POLLED_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/metrics"})
 """Asked every few seconds by machines: worth a line only when something is wrong."""
 UNKNOWN_PATH = "an unknown address"
 

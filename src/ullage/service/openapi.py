@@ -19,10 +19,10 @@ from ullage.protocol.completions import Completion, CompletionRequest
 from ullage.protocol.errors import ErrorBody
 from ullage.protocol.fields import FIELD_RULES
 from ullage.protocol.models import ModelCard, ModelList
+from ullage.protocol.request_id import REQUEST_ID_HEADER
 from ullage.protocol.tokenize import Detokenized, DetokenizeRequest, TokenizeChatRequest, TokenizeTextRequest, Tokens
 from ullage.service.deadline import TIMEOUT_HEADER
 from ullage.service.metrics import CONTENT_TYPE
-from ullage.service.request_id import REQUEST_ID_HEADER
 
 Json = dict[str, Any]
 SchemaMode = Literal["validation", "serialization"]
@@ -107,6 +107,7 @@ OPERATIONS = (
     Operation("/v1/ledger", "Memory by account, in bytes"),
     Operation("/health/live", "Whether only a restart could help", statuses=(200, 503)),
     Operation("/health/ready", "Whether a new request would be served", statuses=(200, 503)),
+    Operation("/health", "The same as /health/ready", statuses=(200, 503)),
     Operation("/metrics", "Figures for Prometheus", media_type=CONTENT_TYPE),
     Operation("/openapi.json", "This document"),
 )

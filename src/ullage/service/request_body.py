@@ -10,9 +10,9 @@ from typing import TypeVar
 from starlette.requests import ClientDisconnect, Request
 
 from ullage.base.errors import BodyTimeoutError, BodyTooLargeError, InvalidRequestError
+from ullage.protocol.disconnect import ClientLeftError
 from ullage.protocol.fields import RequestFields, check_extra_fields
 from ullage.protocol.json_text import parse_json_object, validate
-from ullage.service.disconnect import ClientLeftError
 from ullage.service.service import Service
 
 Fields = TypeVar("Fields", bound=RequestFields)

@@ -22,9 +22,9 @@ from ullage.base.logs import set_log_level
 from ullage.engine.client import EngineClient
 from ullage.engine.constraint import Constraint
 from ullage.engine.grammars import GrammarCompiler
+from ullage.protocol.body_room import BodyRoom
 from ullage.protocol.structured_output import AskedConstraint
 from ullage.service.audit import AuditCollector, open_auditor
-from ullage.service.body_room import BodyRoom
 from ullage.service.config import ServiceConfig
 from ullage.service.constraints import checked_constraint
 from ullage.service.known_answer import KnownQuestion

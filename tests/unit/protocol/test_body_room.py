@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from ullage.base.errors import QueueFullError
-from ullage.service.body_room import BodyRoom
+from ullage.protocol.body_room import BodyRoom
 
 
 def test_bodies_share_the_room_and_give_it_back_whatever_happens():

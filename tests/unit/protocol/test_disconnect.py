@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from ullage.service.disconnect import ClientLeftError, run_unless_client_leaves
+from ullage.protocol.disconnect import ClientLeftError, run_unless_client_leaves
 
 
 class Connection:

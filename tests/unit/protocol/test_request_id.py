@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from ullage.service.request_id import request_id_of
+from ullage.protocol.request_id import request_id_of
 
 
 @pytest.mark.parametrize("given", [b"mine 1", b"x" * 128])
