@@ -5,13 +5,13 @@ from __future__ import annotations
 import random
 
 import pytest
-from tests.openai_api import CHAT, accepted, text_of
+from tests.openai_api import CHAT, accepted
 from tests.plain_bpe import PlainBPE
 
 START_OF_TURN, END_OF_TURN = 1, 2
 DEFAULT_SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
 RANDOM = random.Random(3).randbytes(10_000).decode("utf-8", errors="replace")
-"""In three requests: together they are more than the server's context."""
+"""In three texts: together they are more than the server's context."""
 TEXTS = {
     "digits": "12345 and 3.14159",
     "spaces": "  two spaces",
@@ -33,14 +33,16 @@ def bpe(smollm2) -> PlainBPE:
 @pytest.mark.parametrize("name", TEXTS)
 async def test_a_text_has_the_published_tokens_and_comes_back(api, bpe, name):
     text = TEXTS[name]
-    answer = await api.complete(text, max_tokens=1, return_token_ids=True)
-    ids = answer["choices"][0]["prompt_token_ids"]
+    ids = accepted(await api.post("/tokenize", prompt=text))["tokens"]
     assert ids == bpe.encode(text)
-    assert answer["usage"]["prompt_tokens"] == len(ids)
-    back = text_of(await api.complete(ids, max_tokens=1, echo=True))
+    back = accepted(await api.post("/detokenize", tokens=ids))["prompt"]
     kept = bytes(byte for byte in text.encode() if byte not in bpe.missing).decode("utf-8", errors="replace")
-    assert back.startswith(kept)
+    assert back == kept
     assert kept == text or "random" in name
+    if "random" not in name:
+        answer = await api.complete(text, max_tokens=1, return_token_ids=True)
+        assert answer["choices"][0]["prompt_token_ids"] == ids
+        assert answer["usage"]["prompt_tokens"] == len(ids)
 
 
 def test_what_the_vocabulary_leaves_out_are_a_few_control_characters(bpe):
