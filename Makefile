@@ -4,6 +4,7 @@
 # make test    all tests
 # make check   what CI runs: tests, lint, types, import contracts
 # make fuzz    25 minutes of broken requests to a real server
+# make chaos   30 minutes of trouble for a real server, then the books are compared
 # make bench   speed of the engine on this machine
 
 PYTHON ?= python3
@@ -11,7 +12,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 KERNEL_SOURCES := $(wildcard CMakeLists.txt src/ullage/kernels/native/*)
 
-.PHONY: setup setup-dev demo serve test lint check fuzz bench clean
+.PHONY: setup setup-dev demo serve test lint check fuzz chaos bench clean
 
 setup: $(VENV)/installed
 setup-dev: $(VENV)/installed-dev
@@ -40,6 +41,10 @@ fuzz: setup-dev
 	@$(BIN)/python -m pip install --quiet --group fuzz
 	@$(BIN)/ullage pull smollm2
 	@$(BIN)/python -m tests.fuzz.run --minutes 25
+
+chaos: setup-dev
+	@$(BIN)/ullage pull smollm2
+	@$(BIN)/python -m tests.chaos.run --minutes 30
 
 bench: setup
 	@$(BIN)/ullage pull smollm2
