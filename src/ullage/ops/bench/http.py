@@ -38,7 +38,7 @@ from ullage.ops.bench.result import write_result
 from ullage.ops.bench.run import RESULT_FORMAT
 
 PROMPT_TOKENS, OUTPUT_TOKENS = 256, 128
-STREAMS = {1: 24, 32: 96}
+STREAMS = {1: 12, 32: 96}
 """Clients at once -> requests of a run."""
 READY_SECONDS, RUN_SECONDS, STOP_SECONDS = 300.0, 900.0, 20.0
 NAME = "tiny"
