@@ -75,6 +75,7 @@ def servers(model: Path, hf_folder: Path, peers: Path) -> list[Server]:
 
 def export_with_tokenizer(model: ModelFile, folder: Path) -> None:
     """As a Hugging Face folder, for vLLM and for the generator, which counts tokens by itself."""
+    folder.mkdir()
     export_folder(model, folder)
     model.tokenizer().save(folder / "tokenizer.json")
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": model.spec.max_position}
