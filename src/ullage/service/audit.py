@@ -106,7 +106,7 @@ def audit_line(record: RequestRecord, ended_at: datetime) -> dict[str, object]:
         "prompt_tokens": num_prompt_tokens,
         "cached_tokens": num_cached_tokens,
         "generated_tokens": record.num_output_tokens,
-        "finish_reasons": [str(last.finish_reason) for last in ends],
+        "finish_reasons": list(record.finish_reasons),
         "queue_seconds": _least(t.started_at - t.arrived_at for t in times if t.started_at is not None),
         "first_token_seconds": _least(t.first_token_at - t.arrived_at for t in times if t.first_token_at is not None),
     }
