@@ -69,6 +69,7 @@ def _own_routes(gateway: Gateway) -> list[Route]:
     async def models(request: Request) -> Response:
         with gateway.in_work.request():
             headers = [(name, value) for name, value in request.headers.raw if name == b"authorization"]
+            headers += gateway.forwarded.of(request.scope)
             headers.append((REQUEST_ID_HEADER.encode(), request.scope[SCOPE_NAME].encode()))
             status, body = await list_models(gateway, headers)
             return _json(body, status)

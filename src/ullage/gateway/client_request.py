@@ -10,6 +10,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from ullage.base.errors import BodyTimeoutError, BodyTooLargeError, UnknownPathError
 from ullage.gateway.config import GatewayConfig
+from ullage.gateway.forwarded import NAMES, ForwardedHeaders
 from ullage.gateway.in_work import InWork
 from ullage.protocol.disconnect import ClientLeftError
 from ullage.protocol.request_id import REQUEST_ID_HEADER
@@ -43,7 +44,11 @@ class ClientRequest:
 
 
 async def read_request(
-    request: Request, config: GatewayConfig, in_work: InWork, take: Callable[[int], None]
+    request: Request,
+    config: GatewayConfig,
+    forwarded: ForwardedHeaders,
+    in_work: InWork,
+    take: Callable[[int], None],
 ) -> ClientRequest:
     """:param take: told of each piece of the body; raises where there is no room
     :raises UnknownPathError, BodyTooLargeError, BodyTimeoutError, ClientLeftError: as they say
@@ -54,7 +59,7 @@ async def read_request(
     body = await _read_body(request, config, in_work, take)
     fields = _fields(body) if request.method == "POST" else {}
     query: bytes = request.scope["query_string"]
-    headers = passed_on(request.headers.raw, OURS)
+    headers = passed_on(request.headers.raw, OURS | NAMES) + forwarded.of(request.scope)
     headers += [(b"accept-encoding", b"identity"), (REQUEST_ID_HEADER.encode(), request.scope["request_id"].encode())]
     return ClientRequest(
         method=request.method,

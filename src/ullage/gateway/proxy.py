@@ -54,7 +54,9 @@ class Proxy:
         gateway = self._gateway
         with gateway.in_work.request():
             with gateway.body_room.body() as take:  # until no replica can need the body any more
-                request = await read_request(Request(scope, receive), gateway.config, gateway.in_work, take)
+                request = await read_request(
+                    Request(scope, receive), gateway.config, gateway.forwarded, gateway.in_work, take
+                )
                 answer = await run_unless_client_leaves(receive, self._begin(request))
             try:
                 await run_unless_client_leaves(receive, self._pass_on(request, answer, send))

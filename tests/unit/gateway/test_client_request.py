@@ -8,6 +8,7 @@ from starlette.requests import Request
 from ullage.base.errors import UnknownPathError
 from ullage.gateway.client_request import ClientRequest, passed_on, read_request
 from ullage.gateway.config import GatewayConfig
+from ullage.gateway.forwarded import ForwardedHeaders
 from ullage.gateway.in_work import InWork
 
 
@@ -25,7 +26,8 @@ async def read(body: bytes, path: str = "/v1/chat/completions", headers: Any = (
     async def receive() -> dict[str, Any]:
         return {"type": "http.request", "body": body, "more_body": False}
 
-    return await read_request(Request(scope, receive), GatewayConfig(**settings), InWork(1), lambda _: None)
+    forwarded = ForwardedHeaders(())
+    return await read_request(Request(scope, receive), GatewayConfig(**settings), forwarded, InWork(1), lambda _: None)
 
 
 def test_what_belongs_to_one_connection_is_not_passed_on():
