@@ -108,6 +108,33 @@ async def test_the_error_event_of_a_replica_is_passed_on_and_none_is_added(then)
         assert gateway.outcomes("a") == {"failed": 1}
 
 
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        ({"type": "invalid_request_error", "code": None}, "refused"),  # a constraint that grew too complex
+        ({"type": "invalid_request_error", "code": "of_another_server"}, "refused"),
+        ({"type": "server_error", "code": "deadline_exceeded"}, "refused"),
+        ({"type": "insufficient_quota", "code": "insufficient_quota"}, "refused"),
+        ({"type": "requests", "code": "rate_limit_exceeded"}, "busy"),
+        ({"type": "server_error", "code": None}, "failed"),
+        ({"type": "server_error", "code": []}, "failed"),
+    ],
+)
+async def test_only_an_error_that_is_the_replicas_own_counts_against_it(error, outcome):
+    async def script(asked: Asked) -> None:
+        await asked.stream(ROLE, b"data: " + json.dumps({"error": error}).encode() + b"\n\n")
+        await asked.end()
+
+    async with (
+        scripted_upstreams(ScriptedUpstream(script)) as upstreams,
+        running_gateway(upstreams, ejection_seconds=30.0) as gateway,
+    ):
+        for _ in range(3):
+            await gateway.stream()
+        assert gateway.outcomes("a") == {outcome: 3}
+        assert await gateway.states() == {"a": "ejected" if outcome == "failed" else "up"}
+
+
 async def test_a_reset_between_the_finish_reason_and_done_is_a_cut_too():
     async def script(asked: Asked) -> None:
         await begin(asked, STOP)
@@ -238,9 +265,16 @@ async def test_a_client_that_leaves_closes_the_upstream_at_once(begun):
         left.set()
 
     async with scripted_upstreams(ScriptedUpstream(script)) as upstreams, running_gateway(upstreams) as gateway:
-        asking = asyncio.create_task(gateway.chat(stream=True))
-        await until(lambda: upstreams[0].asked)
-        await asyncio.sleep(0.05 if begun else 0)
+        told = asyncio.Event()
+
+        async def ask() -> None:
+            body = {**CHAT, "stream": True}
+            async with gateway.client.stream("POST", "/v1/chat/completions", json=body) as response:
+                async for _ in response.aiter_raw():
+                    told.set()
+
+        asking = asyncio.create_task(ask())
+        await until(told.is_set if begun else lambda: upstreams[0].asked)
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
         async with asyncio.timeout(1):
