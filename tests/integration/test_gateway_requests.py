@@ -72,7 +72,16 @@ async def test_errors_that_are_the_requests_own_eject_nobody():
 
 
 @pytest.mark.parametrize(
-    "target", ["/nowhere", "/admin/reload", "/v1/../admin/reload", "/v1/%2e%2e/admin/reload", "/v1/./models"]
+    "target",
+    [
+        "/nowhere",
+        "/admin/reload",
+        "/v1/../admin/reload",
+        "/v1/%2e%2e/admin/reload",
+        "/v1/./models",
+        "/v1/completions#",
+        "/v1/completions?a#b",
+    ],
 )
 async def test_other_addresses_are_not_reached(target):
     async with scripted_upstreams(ScriptedUpstream()) as ups, running_gateway(ups) as gateway:

@@ -59,16 +59,18 @@ async def read_request(
     :raises UnknownPathError, BodyTooLargeError, BodyTimeoutError, ClientLeftError: as they say
     """
     path: str = request.scope["path"]
-    if any(segment in (".", "..") for segment in path.split("/")):  # another server may understand another address
+    query: bytes = request.scope["query_string"]
+    target: bytes = request.scope["raw_path"] + (b"?" + query if query else b"")
+    # Another server may understand another address; a # is of none.
+    if any(segment in (".", "..") for segment in path.split("/")) or b"#" in target:
         raise UnknownPathError("there is nothing at this address")
     body = await _read_body(request, config, in_work, take)
     is_stream, begins = await _looked_into(body, config.sticky_bytes) if request.method == "POST" else (False, None)
-    query: bytes = request.scope["query_string"]
     headers = passed_on(request.headers.raw, OURS | NAMES) + forwarded.of(request.scope)
     headers += [(b"accept-encoding", b"identity"), (REQUEST_ID_HEADER.encode(), request.scope["request_id"].encode())]
     return ClientRequest(
         method=request.method,
-        target=request.scope["raw_path"] + (b"?" + query if query else b""),
+        target=target,
         headers=headers,
         body=body,
         ends_with_done=path in STREAMING_PATHS,
