@@ -95,6 +95,23 @@ async def test_other_addresses_are_not_reached(target):
         assert ups[0].asked == []
 
 
+async def test_the_log_has_no_address_and_no_method_as_a_client_wrote_it(caplog):
+    caplog.set_level("INFO", "ullage.gateway")
+    async with scripted_upstreams(ScriptedUpstream()) as ups, running_gateway(ups) as gateway:
+        for method, path in [
+            ("POST", "/v1/completions?key=sk-secret"),
+            ("POST", "/v1/sk-secret"),
+            ("GET", "/sk-secret"),
+            ("SK-SECRET", "/health/live"),
+        ]:
+            await gateway.client.request(method, path)
+    said = [record.getMessage().split(" 200 ")[0].split(" 404 ")[0] for record in caplog.records]
+    for line in ("POST /v1/completions", "POST /v1/{path}", "GET an unknown address"):
+        assert line in said
+    assert any(line.startswith("OTHER /health/live") for line in said)
+    assert "secret" not in caplog.text.lower()
+
+
 async def test_bodies_beyond_their_bound_are_refused():
     async with scripted_upstreams(ScriptedUpstream()) as ups, running_gateway(ups, max_body_bytes=100) as gateway:
         assert (await gateway.client.post("/v1/completions", content=b"x" * 100)).status_code == 200
