@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import tracemalloc
 
 import httpx
 import pytest
 from tests.gateway_server import CHAT, running_gateway
 from tests.http_server import events_of, until
 from tests.scripted_upstream import DONE, EVENT_STREAM, Asked, ScriptedUpstream, content, scripted_upstreams
+
+from ullage.gateway import client_request
 
 ROLE = b'data: {"choices": [{"index": 0, "delta": {"role": "assistant"}, "finish_reason": null}]}\n\n'
 FIVE = [content(word) for word in ("one", "two", "three", "four", "five")]
@@ -282,6 +285,32 @@ async def test_a_client_that_leaves_closes_the_upstream_at_once(begun):
         await until(lambda: gateway.outcomes("a") == {"abandoned": 1})
         assert gateway.gateway.in_work.num_requests == 0
         assert await gateway.states() == {"a": "up"}
+
+
+async def test_of_a_body_nothing_is_held_any_more_when_its_answer_has_begun():
+    release = asyncio.Event()
+
+    async def script(asked: Asked) -> None:
+        await asked.stream(ROLE)
+        await release.wait()
+        await asked.chunk(DONE)
+        await asked.end()
+
+    num_bytes = 1 << 20
+    body = {**CHAT, "stream": True, "user": "x" * num_bytes}
+    async with scripted_upstreams(ScriptedUpstream(script)) as upstreams, running_gateway(upstreams) as gateway:
+        tracemalloc.start()
+        try:
+            async with gateway.client.stream("POST", "/v1/chat/completions", json=body) as response:
+                pieces = response.aiter_raw()
+                assert await anext(pieces) == ROLE
+                held = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(True, client_request.__file__)])
+                release.set()
+                assert await anext(pieces) == DONE
+        finally:
+            tracemalloc.stop()
+        assert len(upstreams[0].asked[0].body) > num_bytes
+        assert sum(trace.size for trace in held.traces) < num_bytes / 10
 
 
 async def test_an_event_larger_than_its_bound_ends_the_stream():

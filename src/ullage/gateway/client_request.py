@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 
 from starlette.requests import ClientDisconnect, Request
@@ -33,6 +33,22 @@ STREAMING_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
 """Streams that end with ``[DONE]``, or with an error."""
 
 
+class HeldBody:
+    """Sent to one replica after another. The HTTP client keeps its request, and this with it, until the answer's end;
+    the bytes are let go before.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        self.num_bytes = len(data)
+        self._data = data
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        yield self._data
+
+    def let_go(self) -> None:
+        self._data = b""
+
+
 @dataclass(frozen=True, slots=True)
 class ClientRequest:
     """Everything that a replica gets."""
@@ -41,7 +57,7 @@ class ClientRequest:
     target: bytes
     """Path and query as the client sent them."""
     headers: Headers
-    body: bytes
+    body: HeldBody
     ends_with_done: bool
     """Whether an event stream that answers it must end with ``[DONE]``."""
     is_stream: bool
@@ -72,7 +88,7 @@ async def read_request(
         method=request.method,
         target=target,
         headers=headers,
-        body=body,
+        body=HeldBody(body),
         ends_with_done=path in STREAMING_PATHS,
         is_stream=is_stream,
         sticky_key=_sticky_key(request, begins, config),

@@ -58,7 +58,10 @@ class Proxy:
                 request = await read_request(
                     Request(scope, receive), gateway.config, gateway.forwarded, gateway.in_work, take
                 )
-                answer = await run_unless_client_leaves(receive, self._begin(request))
+                try:
+                    answer = await run_unless_client_leaves(receive, self._begin(request))
+                finally:
+                    request.body.let_go()
             try:
                 await run_unless_client_leaves(receive, self._pass_on(request, answer, send))
             finally:
