@@ -72,7 +72,16 @@ async def test_errors_that_are_the_requests_own_eject_nobody():
 
 
 @pytest.mark.parametrize(
-    "target", ["/nowhere", "/admin/reload", "/v1/../admin/reload", "/v1/%2e%2e/admin/reload", "/v1/./models"]
+    "target",
+    [
+        "/nowhere",
+        "/admin/reload",
+        "/v1/../admin/reload",
+        "/v1/%2e%2e/admin/reload",
+        "/v1/./models",
+        "/v1/completions#",
+        "/v1/completions?a#b",
+    ],
 )
 async def test_other_addresses_are_not_reached(target):
     async with scripted_upstreams(ScriptedUpstream()) as ups, running_gateway(ups) as gateway:
@@ -84,6 +93,23 @@ async def test_other_addresses_are_not_reached(target):
         assert answer.startswith(b"HTTP/1.1 404")
         assert b'"unknown_url"' in answer
         assert ups[0].asked == []
+
+
+async def test_the_log_has_no_address_and_no_method_as_a_client_wrote_it(caplog):
+    caplog.set_level("INFO", "ullage.gateway")
+    async with scripted_upstreams(ScriptedUpstream()) as ups, running_gateway(ups) as gateway:
+        for method, path in [
+            ("POST", "/v1/completions?key=sk-secret"),
+            ("POST", "/v1/sk-secret"),
+            ("GET", "/sk-secret"),
+            ("SK-SECRET", "/health/live"),
+        ]:
+            await gateway.client.request(method, path)
+    said = [record.getMessage().split(" 200 ")[0].split(" 404 ")[0] for record in caplog.records]
+    for line in ("POST /v1/completions", "POST /v1/{path}", "GET an unknown address"):
+        assert line in said
+    assert any(line.startswith("OTHER /health/live") for line in said)
+    assert "secret" not in caplog.text.lower()
 
 
 async def test_bodies_beyond_their_bound_are_refused():

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import tracemalloc
 
 import httpx
 import pytest
 from tests.gateway_server import CHAT, running_gateway
 from tests.http_server import events_of, until
 from tests.scripted_upstream import DONE, EVENT_STREAM, Asked, ScriptedUpstream, content, scripted_upstreams
+
+from ullage.gateway import client_request
 
 ROLE = b'data: {"choices": [{"index": 0, "delta": {"role": "assistant"}, "finish_reason": null}]}\n\n'
 FIVE = [content(word) for word in ("one", "two", "three", "four", "five")]
@@ -106,6 +109,33 @@ async def test_the_error_event_of_a_replica_is_passed_on_and_none_is_added(then)
     ):
         assert await gateway.stream() == b"".join([*BEGIN, OWN_ERROR]).decode()
         assert gateway.outcomes("a") == {"failed": 1}
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        ({"type": "invalid_request_error", "code": None}, "refused"),  # a constraint that grew too complex
+        ({"type": "invalid_request_error", "code": "of_another_server"}, "refused"),
+        ({"type": "server_error", "code": "deadline_exceeded"}, "refused"),
+        ({"type": "insufficient_quota", "code": "insufficient_quota"}, "refused"),
+        ({"type": "requests", "code": "rate_limit_exceeded"}, "busy"),
+        ({"type": "server_error", "code": None}, "failed"),
+        ({"type": "server_error", "code": []}, "failed"),
+    ],
+)
+async def test_only_an_error_that_is_the_replicas_own_counts_against_it(error, outcome):
+    async def script(asked: Asked) -> None:
+        await asked.stream(ROLE, b"data: " + json.dumps({"error": error}).encode() + b"\n\n")
+        await asked.end()
+
+    async with (
+        scripted_upstreams(ScriptedUpstream(script)) as upstreams,
+        running_gateway(upstreams, ejection_seconds=30.0) as gateway,
+    ):
+        for _ in range(3):
+            await gateway.stream()
+        assert gateway.outcomes("a") == {outcome: 3}
+        assert await gateway.states() == {"a": "ejected" if outcome == "failed" else "up"}
 
 
 async def test_a_reset_between_the_finish_reason_and_done_is_a_cut_too():
@@ -238,9 +268,16 @@ async def test_a_client_that_leaves_closes_the_upstream_at_once(begun):
         left.set()
 
     async with scripted_upstreams(ScriptedUpstream(script)) as upstreams, running_gateway(upstreams) as gateway:
-        asking = asyncio.create_task(gateway.chat(stream=True))
-        await until(lambda: upstreams[0].asked)
-        await asyncio.sleep(0.05 if begun else 0)
+        told = asyncio.Event()
+
+        async def ask() -> None:
+            body = {**CHAT, "stream": True}
+            async with gateway.client.stream("POST", "/v1/chat/completions", json=body) as response:
+                async for _ in response.aiter_raw():
+                    told.set()
+
+        asking = asyncio.create_task(ask())
+        await until(told.is_set if begun else lambda: upstreams[0].asked)
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
         async with asyncio.timeout(1):
@@ -248,6 +285,32 @@ async def test_a_client_that_leaves_closes_the_upstream_at_once(begun):
         await until(lambda: gateway.outcomes("a") == {"abandoned": 1})
         assert gateway.gateway.in_work.num_requests == 0
         assert await gateway.states() == {"a": "up"}
+
+
+async def test_of_a_body_nothing_is_held_any_more_when_its_answer_has_begun():
+    release = asyncio.Event()
+
+    async def script(asked: Asked) -> None:
+        await asked.stream(ROLE)
+        await release.wait()
+        await asked.chunk(DONE)
+        await asked.end()
+
+    num_bytes = 1 << 20
+    body = {**CHAT, "stream": True, "user": "x" * num_bytes}
+    async with scripted_upstreams(ScriptedUpstream(script)) as upstreams, running_gateway(upstreams) as gateway:
+        tracemalloc.start()
+        try:
+            async with gateway.client.stream("POST", "/v1/chat/completions", json=body) as response:
+                pieces = response.aiter_raw()
+                assert await anext(pieces) == ROLE
+                held = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(True, client_request.__file__)])
+                release.set()
+                assert await anext(pieces) == DONE
+        finally:
+            tracemalloc.stop()
+        assert len(upstreams[0].asked[0].body) > num_bytes
+        assert sum(trace.size for trace in held.traces) < num_bytes / 10
 
 
 async def test_an_event_larger_than_its_bound_ends_the_stream():

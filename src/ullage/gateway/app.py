@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ullage.base.errors import InvalidRequestError, MethodNotAllowedError, UllageError, UnknownPathError
+from ullage.gateway.client_request import STREAMING_PATHS
 from ullage.gateway.door import Door
 from ullage.gateway.gateway import Gateway
 from ullage.gateway.metrics import CONTENT_TYPE, metrics_text, registry_of
@@ -22,6 +23,9 @@ from ullage.gateway.replica import FAILURES, Replica
 from ullage.protocol.errors import error_reply
 from ullage.protocol.json_text import encode_json
 from ullage.protocol.request_id import REQUEST_ID_HEADER, SCOPE_NAME
+
+PASSED_ON = (*sorted(STREAMING_PATHS), "/tokenize", "/detokenize", "/v1/{path:path}")
+"""Those with a name of their own are told by it in the log."""
 
 
 def create_app(gateway: Gateway) -> Door:
@@ -36,7 +40,7 @@ def create_app(gateway: Gateway) -> Door:
             await gateway.stop()
 
     proxy = Proxy(gateway)
-    routes = [*_own_routes(gateway), *(Route(path, proxy) for path in ("/v1/{path:path}", "/tokenize", "/detokenize"))]
+    routes = [*_own_routes(gateway), *(Route(path, proxy) for path in PASSED_ON)]
     app = Starlette(
         routes=routes,
         lifespan=lifespan,
@@ -69,6 +73,7 @@ def _own_routes(gateway: Gateway) -> list[Route]:
     async def models(request: Request) -> Response:
         with gateway.in_work.request():
             headers = [(name, value) for name, value in request.headers.raw if name == b"authorization"]
+            headers += gateway.forwarded.of(request.scope)
             headers.append((REQUEST_ID_HEADER.encode(), request.scope[SCOPE_NAME].encode()))
             status, body = await list_models(gateway, headers)
             return _json(body, status)

@@ -8,6 +8,7 @@ from typing import Literal
 from ullage.base.byte_sizes import format_bytes
 from ullage.base.config import setting
 from ullage.base.errors import ConfigError
+from ullage.gateway.forwarded import parse_trusted
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,12 @@ class GatewayConfig:
     keep_alive_seconds: int = setting(75, "How long an idle connection stays open, in seconds.", at_least=0)
     drain_seconds: float = setting(
         30.0, "How long running requests may go on after a stop signal, in seconds.", at_least=0
+    )
+    trusted_proxies: str | None = setting(
+        None,
+        "Networks of proxies before the gateway, with commas between: the X-Forwarded-For that they send is kept, and "
+        "the address they call from added.",
+        shown_default="the header is written anew",
     )
     connect_timeout_seconds: float = setting(
         2.0, "How long a connection to a replica may take to open, in seconds.", at_least=0.01
@@ -96,6 +103,7 @@ class GatewayConfig:
     log_format: Literal["text", "json"] = setting("text", "Lines of text, or of JSON for programs.")
 
     def __post_init__(self) -> None:
+        parse_trusted(self.trusted_proxies)
         if self.max_body_bytes > self.max_held_body_bytes:
             raise ConfigError(
                 f"one body may have {format_bytes(self.max_body_bytes)}, "

@@ -7,13 +7,14 @@ import time
 from collections import Counter
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from http import HTTPStatus
+from http import HTTPMethod, HTTPStatus
 
 from starlette.datastructures import MutableHeaders
+from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ullage.base.errors import UllageError
-from ullage.base.logs import FIELDS, REQUEST_ID, escaped
+from ullage.base.logs import FIELDS, REQUEST_ID
 from ullage.gateway.replica import Turn
 from ullage.protocol.disconnect import ClientLeftError
 from ullage.protocol.errors import ErrorReply, error_reply
@@ -21,7 +22,8 @@ from ullage.protocol.json_text import encode_json
 from ullage.protocol.request_id import REQUEST_ID_HEADER, SCOPE_NAME, request_id_of
 
 CLIENT_LEFT = 499
-MAX_SHOWN_PATH_CHARS = 200
+UNKNOWN_PATH = "an unknown address"
+OTHER_METHOD = "OTHER"
 KNOWN_STATUSES = frozenset({*map(int, HTTPStatus), CLIENT_LEFT})
 
 logger = logging.getLogger(__name__)
@@ -97,13 +99,22 @@ async def send_reply(send: Send, reply: ErrorReply) -> None:
     await send({"type": "http.response.body", "body": encode_json(reply.body)})
 
 
+def known_path(scope: Scope) -> str:
+    """The address as the app writes it. As the client wrote it, it may hold anything: a key is sometimes among it."""
+    for route in scope["app"].routes:
+        if route.matches(scope)[0] is not Match.NONE:
+            return str(route.path_format)
+    return UNKNOWN_PATH
+
+
 def _write_access_line(scope: Scope, record: Record, seconds: float) -> None:
-    """No prompt, no key, and no query: that may be anything."""
+    """No prompt, no key, and neither address nor method but those that are known."""
     if not logger.isEnabledFor(logging.INFO):
         return
-    path = scope["path"][:MAX_SHOWN_PATH_CHARS]
+    path = known_path(scope)
+    method = scope["method"] if scope["method"] in HTTPMethod.__members__ else OTHER_METHOD
     fields = {
-        "method": scope["method"],
+        "method": method,
         "path": path,
         "status": record.status,
         "seconds": round(seconds, 4),
@@ -111,5 +122,5 @@ def _write_access_line(scope: Scope, record: Record, seconds: float) -> None:
         "outcomes": [turn.outcome for turn in record.turns],
     }
     turns = ", ".join(f"{turn.replica.config.name} {turn.outcome}" for turn in record.turns)
-    line = f"{scope['method']} {escaped(path)} {record.status} {seconds:.3f} s {turns}"
+    line = f"{method} {path} {record.status} {seconds:.3f} s {turns}"
     logger.info("%s", line.rstrip(), extra={FIELDS: fields})

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from ullage.base.errors import UllageError
 from ullage.gateway.config import GatewayConfig
+from ullage.gateway.forwarded import ForwardedHeaders, parse_trusted
 from ullage.gateway.in_work import InWork
 from ullage.gateway.replica import Replica, State
 from ullage.gateway.replica_file import ReplicaConfig
@@ -31,6 +32,7 @@ class Gateway:
         self.config = config
         self.in_work = InWork(config.max_concurrent_requests)
         self.body_room = BodyRoom(config.max_held_body_bytes)
+        self.forwarded = ForwardedHeaders(parse_trusted(config.trusted_proxies))
         self.rotation = Rotation(slack=config.sticky_slack)
         self._wanted = replicas
         self._read_replicas = read_replicas

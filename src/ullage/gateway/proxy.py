@@ -10,6 +10,7 @@ the last one.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -26,12 +27,12 @@ from ullage.gateway.replica import Outcome, Replica, Turn
 from ullage.gateway.upstream import UnreachableError
 from ullage.protocol import sse
 from ullage.protocol.disconnect import run_unless_client_leaves
-from ullage.protocol.errors import error_reply
+from ullage.protocol.errors import ERROR_TABLE, error_reply
 from ullage.protocol.request_id import REQUEST_ID_HEADER
 
 WRITTEN_ANEW = frozenset({b"date", REQUEST_ID_HEADER.encode()})
-OWN_DEADLINE = "deadline_exceeded"
-"""The code of an error that says nothing against the replica: the client asked for the deadline."""
+AT_FAULT = "invalid_request_error"
+"""The type of all errors that find fault with the request, whatever their code."""
 
 logger = logging.getLogger(__name__)
 
@@ -54,8 +55,13 @@ class Proxy:
         gateway = self._gateway
         with gateway.in_work.request():
             with gateway.body_room.body() as take:  # until no replica can need the body any more
-                request = await read_request(Request(scope, receive), gateway.config, gateway.in_work, take)
-                answer = await run_unless_client_leaves(receive, self._begin(request))
+                request = await read_request(
+                    Request(scope, receive), gateway.config, gateway.forwarded, gateway.in_work, take
+                )
+                try:
+                    answer = await run_unless_client_leaves(receive, self._begin(request))
+                finally:
+                    request.body.let_go()
             try:
                 await run_unless_client_leaves(receive, self._pass_on(request, answer, send))
             finally:
@@ -190,6 +196,13 @@ def _ending(event: bytes) -> Outcome | None:
     if is_done(event):
         return "ok"
     error = error_of(event)
-    if error is None:
-        return None
-    return "refused" if error.get("code") == OWN_DEADLINE else "failed"
+    return None if error is None else _outcome_of_error_event(error)
+
+
+def _outcome_of_error_event(error: Mapping[str, object]) -> Outcome:
+    """As if it had been told by the answer's status."""
+    told = (error.get("type"), error.get("code"))
+    row = next((row for row in ERROR_TABLE.values() if (row.type, row.code) == told), None)
+    if told[0] == AT_FAULT or (row is not None and row.never_retry):
+        return "refused"
+    return "busy" if row is not None and row.status == 429 else "failed"

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import httpx
+
 from ullage.base.config import check_known_names
 from ullage.base.errors import ConfigError
 
@@ -64,8 +66,8 @@ def _replica(row: Mapping[str, object], path: Path) -> ReplicaConfig:
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < math.inf:
         raise ConfigError(f"{path}: the weight of {name} must be a number above 0, got {weight!r}")
     health_path = row.get("health_path", HEALTH_PATH)
-    if not isinstance(health_path, str) or not health_path.startswith("/") or not health_path.isascii():
-        raise ConfigError(f"{path}: the health_path of {name} must begin with /, got {health_path!r}")
+    if not isinstance(health_path, str) or not _is_path(health_path):
+        raise ConfigError(f"{path}: the health_path of {name} must be like {HEALTH_PATH}, got {health_path!r}")
     return ReplicaConfig(
         name, url.rstrip("/"), float(weight), health_path, _key(row.get("health_key_file"), name, path)
     )
@@ -74,10 +76,19 @@ def _replica(row: Mapping[str, object], path: Path) -> ReplicaConfig:
 def _is_address(url: str) -> bool:
     try:
         parts = urlsplit(url)
+        httpx.URL(url)
         is_plain = not (parts.query or parts.fragment or parts.username) and parts.path in ("", "/")
         return parts.scheme in ("http", "https") and bool(parts.hostname) and is_plain and parts.port != 0
-    except ValueError:  # a port that is none
+    except (ValueError, httpx.InvalidURL):  # a port or a name that is none
         return False
+
+
+def _is_path(path: str) -> bool:
+    try:
+        httpx.URL("http://host").copy_with(raw_path=path.encode("ascii"))
+    except (UnicodeEncodeError, httpx.InvalidURL):
+        return False
+    return path.startswith("/")
 
 
 def _key(file: object, name: str, path: Path) -> str | None:

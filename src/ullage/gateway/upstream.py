@@ -9,7 +9,7 @@ from contextlib import aclosing
 import httpx
 
 from ullage.base.errors import ReplicaError, ReplicaTimeoutError
-from ullage.gateway.client_request import ClientRequest, Headers
+from ullage.gateway.client_request import ClientRequest, Headers, HeldBody
 from ullage.gateway.config import GatewayConfig
 from ullage.gateway.in_work import InWork
 from ullage.gateway.replica import Replica
@@ -74,7 +74,7 @@ class Upstream:
         """
         try:
             async with asyncio.timeout(seconds):
-                response = await self._send("GET", path.encode("ascii"), headers, b"")
+                response = await self._send("GET", path.encode("ascii"), headers)
                 try:
                     body = bytearray()
                     async for piece in response.aiter_raw():
@@ -112,12 +112,15 @@ class Upstream:
     def _name(self) -> str:
         return f"the replica {self.replica.config.name}"
 
-    async def _send(self, method: str, target: bytes, headers: Headers, body: bytes) -> httpx.Response:
+    async def _send(self, method: str, target: bytes, headers: Headers, body: HeldBody | None = None) -> httpx.Response:
         url = self._url.copy_with(raw_path=target)
+        if body is not None and body.num_bytes:
+            headers = [*headers, (b"content-length", str(body.num_bytes).encode())]
+            request = httpx.Request(method, url, headers=headers, content=body)
+        else:
+            request = httpx.Request(method, url, headers=headers)
         try:
-            return await self._client.send(
-                httpx.Request(method, url, headers=headers, content=body or None), stream=True
-            )
+            return await self._client.send(request, stream=True)
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             raise UnreachableError(f"{self._name} can't be reached") from error
         except httpx.HTTPError as error:

@@ -11,6 +11,7 @@ from ullage.gateway.config import GatewayConfig
     [
         {"max_body_bytes": 10, "max_held_body_bytes": 9},
         {"ejection_error_rate": 0.0},
+        {"trusted_proxies": "10.0.0.1/8"},
         {"ejection_error_rate": 1.1},
         {"ejection_seconds": 10.0, "max_ejection_seconds": 9.0},
     ],
