@@ -11,7 +11,7 @@ from tests.http_server import running_server
 
 from ullage.engine.build import EngineOptions
 from ullage.engine.launch import launch_engine
-from ullage.models.weights_digest import weights_digest
+from ullage.models.weights_digest import begin_weights_digest, weights_digest
 from ullage.service.config import ServiceConfig
 from ullage.service.known_answer import KnownQuestion, PinnedAnswer
 from ullage.service.served_model import ServedModel
@@ -23,7 +23,9 @@ CONFIG = ServiceConfig(port=0, drain_seconds=1.0)
 async def readiness(path: Path, pins: Path) -> tuple[int, dict[str, object], str]:
     """Status and body of a server that has just started, and its metrics."""
     built = launch_engine(path, OPTIONS)
-    pinned = PinnedAnswer(pins, lambda: weights_digest(path), built.runner_name)
+    digest = begin_weights_digest(path)
+    digest.result()
+    pinned = PinnedAnswer(pins, digest, built.runner_name)
     question = KnownQuestion.of(built.tokenizer, built.engine.max_request_tokens, pinned)
     model = ServedModel(("smollm2",), 0, built.tokenizer, built.chat_template)
     async with (

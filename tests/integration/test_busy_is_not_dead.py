@@ -39,12 +39,14 @@ async def test_a_step_longer_than_every_limit_leaves_the_server_ready(tmp_path: 
         asking = asyncio.create_task(client.post("/v1/completions", json=body))
         await until(lambda: engine.status().num_open == 1)
         told = []
+        longest_seconds = 0.0
         while not asking.done():
             told.append((await client.get("/health/ready")).status_code)
+            longest_seconds = max(longest_seconds, engine.status().seconds_since_step)
             await asyncio.sleep(0.02)
         assert (await asking).status_code == 200
         assert engine.status().num_restarts == 0
-    assert len(told) > 20
+    assert longest_seconds > QUICK.quiet_seconds
     assert set(told) == {200}
 
 

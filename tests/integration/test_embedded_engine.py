@@ -205,7 +205,7 @@ class CountedPrompt(tuple[int, ...]):
 async def test_a_prompt_is_checked_once_and_copied_once():
     async with running(make_core()) as engine:
         await collect(engine.submit(GenerationRequest(CountedPrompt((1, 2, 3)), SamplingParams(max_tokens=2))))
-    assert CountedPrompt.num_scans <= 2
+    assert CountedPrompt.num_scans <= 4  # types, the least, the greatest; and the copy
 
 
 async def test_a_slow_reader_finds_everything_in_one_output():

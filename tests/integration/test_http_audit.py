@@ -15,6 +15,7 @@ from tests.scripted_engine import ScriptedEngine
 
 from ullage.access.config import AccessConfig
 from ullage.access.keys import KeyStore
+from ullage.service.observation import OTHER_METHOD, UNKNOWN_PATH
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 
@@ -73,6 +74,7 @@ async def test_refused_and_failed_requests_are_told_with_their_codes_and_no_secr
         await client.get("/marker%0Anext", headers=good)
         await client.post("/v1/chat/completions", json=CHAT | {"temperature": 9}, headers=good)
         await client.get("/health/live")
+        await client.request("MARKER-D", "/v1/chat/completions", headers=good)
     told = lines(path)
     assert [(line["status"], line["error"]) for line in told] == [
         (401, "invalid_api_key"),
@@ -81,11 +83,13 @@ async def test_refused_and_failed_requests_are_told_with_their_codes_and_no_secr
         (403, "permission_denied"),
         (404, "unknown_url"),
         (400, "invalid_request_error"),
+        (405, "method_not_allowed"),
     ]
-    assert [line["tenant"] for line in told] == ["", "", "acme", "acme", "acme", "acme"]
-    assert told[4]["path"] == "/marker\nnext"
+    assert [line["tenant"] for line in told] == ["", "", *["acme"] * 5]
+    assert told[6]["method"] == OTHER_METHOD
+    assert told[4]["path"] == UNKNOWN_PATH
     content = path.read_text()
-    assert not any(secret in content for secret in (text, text[-64:], "marker-a", "marker-b", "hi"))
+    assert not any(secret in content for secret in (text, text[-64:], "marker", "MARKER", "hi"))
 
 
 @pytest.mark.parametrize("stream", [False, True])

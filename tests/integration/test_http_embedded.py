@@ -21,10 +21,14 @@ NUM_BLOCKS, BLOCK_SIZE, TOKEN_BYTES = 32, 4, 8
 
 
 def make_engine(
-    *, step_seconds: float = 0.0, eos_probability: float = 0.0, num_blocks: int = NUM_BLOCKS
+    *,
+    step_seconds: float = 0.0,
+    eos_probability: float = 0.0,
+    num_blocks: int = NUM_BLOCKS,
+    runner_class: type[FakeRunner] = FakeRunner,
 ) -> EmbeddedEngine:
     """128 tokens in the pool, and a context of 200, unless it has more blocks."""
-    runner = FakeRunner(
+    runner = runner_class(
         num_blocks=num_blocks,
         block_size=BLOCK_SIZE,
         vocab_size=ByteTokenizer.vocab_size,

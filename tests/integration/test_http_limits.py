@@ -19,6 +19,7 @@ from ullage.access.config import AccessConfig
 from ullage.access.keys import KeyStore
 from ullage.base.errors import ConfigError
 from ullage.engine.embedded import EmbeddedEngine
+from ullage.engine.fake_runner import FakeRunner
 
 PROMPT = "twelve bytes"
 ADDRESS = "/v1/completions"
@@ -130,6 +131,34 @@ async def test_what_is_refused_or_never_ran_costs_nothing_and_a_client_that_left
     assert set(periods.values()) == {num_used}
 
 
+async def test_what_nothing_is_generated_for_counts_as_a_request_and_by_its_prompt(tmp_path):
+    limits = "[default]\nrequests_per_minute = 3\ntokens_per_minute = 100"
+    async with limited(tmp_path, limits) as client:
+        assert (await ask(client, max_tokens=0, echo=True)).status_code == 200
+        assert (await client.post("/tokenize", json={"prompt": PROMPT})).status_code == 200
+        assert (await client.post("/detokenize", json={"tokens": [65]})).status_code == 200
+        standing, _ = await allowances_of(client).standing("acme")
+        assert (standing.requests_left, standing.tokens_left) == (0, 100 - len(PROMPT))
+        for path, body in (("/tokenize", {"prompt": PROMPT}), ("/detokenize", {"tokens": [65]})):
+            assert (await client.post(path, json=body)).status_code == 429
+
+
+class FailingRunner(FakeRunner):
+    def execute(self, step):
+        if self.num_steps == 5:
+            raise ZeroDivisionError("the device fell off")
+        return super().execute(step)
+
+
+async def test_what_the_engines_own_failure_took_away_is_free(tmp_path):
+    engine = make_engine(runner_class=FailingRunner)
+    async with limited(tmp_path, "[default]\ntokens_per_minute = 100", engine) as client:
+        assert (await ask(client, max_tokens=20)).status_code == 503
+        await until(lambda: not allowances_of(client)._held)
+        standing, _ = await allowances_of(client).standing("acme")
+    assert standing.tokens_left == 100
+
+
 async def test_without_max_tokens_a_request_asks_for_no_more_than_the_tenant_is_given(tmp_path):
     async with limited(tmp_path, "[default]\ntokens_per_minute = 50") as client:
         too_much = await ask(client, max_tokens=40)
@@ -212,7 +241,7 @@ async def test_while_redis_is_away_nobody_comes_in_and_what_ended_is_settled_whe
             await until(lambda: allowances_of(client)._unsettled)
             with redis_server(tmp_path / "first"):
                 redis.Redis(unix_socket_path=url.removeprefix("unix://")).set("ullage:books:acme", dump)
-                await asyncio.to_thread(allowances_of(client)._renew)
+                await asyncio.wrap_future(allowances_of(client)._thread.submit(allowances_of(client)._renew))
                 standing, _ = await allowances_of(client).standing("acme")
                 assert standing.tokens_left == 1000 - 62
                 assert (await ask(client)).status_code == 200
@@ -269,13 +298,14 @@ async def test_tenants_have_the_weight_and_class_of_their_section(tmp_path):
     [
         ({"access_store": "books.db"}, "has nothing to count"),
         ({"limits_file": "quota.toml"}, "need a store"),
-        ({"limits_file": "quota.toml", "access_store": "redis://:secret@localhost/0"}, "holds a password"),
+        ({"limits_file": "quota.toml", "access_store": "redis://:geheim@localhost/0"}, "holds a password"),
+        ({"limits_file": "quota.toml", "access_store": "redis://h/0?password=geheim"}, "holds a password"),
         ({"limits_file": "quota.toml", "access_store": "unix:///nowhere/redis.sock"}, "Redis can't be used"),
         ({"limits_file": "quota.toml", "access_store": "redis://localhost/zero"}, "no address|can't be used"),
         ({"limits_file": "quota.toml", "redis_password_file": "x"}, "is no Redis"),
         (
             {"limits_file": "quota.toml", "access_store": "redis://localhost", "redis_password_file": "none"},
-            "can't read redis_password_file",
+            "can't read the secret",
         ),
     ],
 )
@@ -284,7 +314,7 @@ def test_settings_that_can_not_be_honoured_are_named(tmp_path, monkeypatch, sett
     (tmp_path / "quota.toml").write_text("[default]\ntokens_per_day = 9")
     with pytest.raises(ConfigError, match=message) as refused:
         open_allowances(AccessConfig(**settings))
-    assert "secret" not in str(refused.value)
+    assert "geheim" not in str(refused.value)
 
 
 def test_a_password_is_read_from_its_file(tmp_path):
@@ -295,4 +325,4 @@ def test_a_password_is_read_from_its_file(tmp_path):
         with pytest.raises(ConfigError, match="Redis can't be used"):
             open_allowances(AccessConfig(**settings))
         allowances = open_allowances(AccessConfig(**settings, redis_password_file=str(tmp_path / "password")))
-        allowances.close()
+        asyncio.run(allowances.close())

@@ -168,3 +168,17 @@ async def test_a_reload_serves_a_new_certificate_and_refuses_a_bad_one(files, tm
         with pytest.raises(Exception, match="has expired"):
             await server.server._service.reloads.reload()
         assert await serial() == new.cert.serial_number
+
+
+async def test_a_reload_takes_over_whose_clients_may_connect(files, tmp_path):
+    old, new = files.client_certificate("people"), files.client_certificate("others")
+    named = tmp_path / "people.crt"
+    config = files.config(tls_client_ca_file=str(named))
+    async with running_server(ScriptedEngine(), config=config) as server:
+        named.write_bytes((tmp_path / "others.crt").read_bytes())
+        await server.server._service.reloads.reload()
+        async with make_client(files.trusting(*new)) as client:
+            assert (await client.get(f"{server.url}/health/live")).status_code == 200
+        async with make_client(files.trusting(*old)) as client:
+            with pytest.raises(httpx.TransportError):
+                await client.get(f"{server.url}/health/live")

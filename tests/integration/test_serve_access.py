@@ -30,6 +30,7 @@ ROUTES = (
     "/tokenize",
     "/detokenize",
     "/metrics",
+    "/health",
     "/health/ready",
     "/openapi.json",
     "/admin/reload",

@@ -17,13 +17,14 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 from ullage.access.book_store import BookStore, MemoryBooks, SqliteBooks
 from ullage.access.books import Books, Holding, Reserved, Standing
 from ullage.access.config import AccessConfig
 from ullage.access.limits import Limits, TenantLimits, read_limits
 from ullage.base.errors import AccessStoreError, ConfigError
+from ullage.base.secret_file import read_secret
 
 Result = TypeVar("Result")
 
@@ -52,17 +53,12 @@ def open_store(config: AccessConfig) -> BookStore:
         if config.redis_password_file is not None:
             raise ConfigError("redis_password_file is set, but access_store is no Redis")
         return MemoryBooks() if where is None else SqliteBooks(Path(where))
-    if urlsplit(where).password:
+    if urlsplit(where).password or "password" in parse_qs(urlsplit(where).query):
         raise ConfigError("access_store holds a password", hint="put it into a file and set redis_password_file")
     from ullage.access.redis_books import RedisBooks, connect
 
-    password = None
-    if config.redis_password_file is not None:
-        try:
-            password = Path(config.redis_password_file).read_text(encoding="utf-8").partition("\n")[0]
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"can't read redis_password_file: {error}") from error
-    return RedisBooks(connect(where, password))
+    file = config.redis_password_file
+    return RedisBooks(connect(where, None if file is None else read_secret(Path(file))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +69,13 @@ class Ended:
     reserved: Reserved
     num_used: int | None
     """None: it never began."""
+    change: int
+    """Number of the change that this is in the books."""
 
     def write(self, server: str, books: Books, now: float) -> None:
+        if books.has_change(server, self.change):
+            return
+        books.note_change(server, self.change, now)
         if self.num_used is None:
             books.release(server, self.reserved, now)
         else:
@@ -106,7 +107,7 @@ class Reservation:
     def _end(self, num_used: int | None) -> None:
         if self._open:
             self._open = False
-            self._allowances.end(Ended(self._tenant, self._reserved, num_used))
+            self._allowances.end(self._tenant, self._reserved, num_used)
 
 
 class Allowances:
@@ -127,6 +128,8 @@ class Allowances:
         """What each tenant has reserved here and not settled. Belongs to the thread."""
         self._unsettled: list[Ended] = []
         """While the store fails. Bounded by what was reserved before it did. Belongs to the thread."""
+        self._num_changes = 0
+        """Belongs to the thread."""
         self._renewing: asyncio.Task[None] | None = None
 
     def of(self, tenant: str) -> TenantLimits:
@@ -176,27 +179,33 @@ class Allowances:
             self._store.update, tenant, lambda books, now: (books.standing(limits, now), dict(books.periods))
         )
 
-    def end(self, ended: Ended) -> None:
+    def end(self, tenant: str, reserved: Reserved, num_used: int | None) -> None:
         """Settles or releases on the thread, in order; nobody waits for it."""
         with suppress(RuntimeError):  # closed: the lease counts it in full
-            self._thread.submit(self._end, ended)
+            self._thread.submit(self._end, tenant, reserved, num_used)
 
-    def close(self) -> None:
-        """Settles what has ended, then closes the store. Blocks for a moment."""
+    async def close(self) -> None:
+        """Settles what has ended, then closes the store. Idempotent."""
         if self._renewing is not None:
             self._renewing.cancel()
-        self._thread.submit(self._settle_late)
-        self._thread.submit(self._store.close)
-        self._thread.shutdown()
+        with suppress(RuntimeError):  # closed before
+            self._thread.submit(self._settle_late)
+            self._thread.submit(self._store.close)
+        await asyncio.to_thread(self._thread.shutdown)
 
     # ── on the thread ──
 
     def _reserve(self, tenant: str, num_tokens: int) -> tuple[Reserved, Standing]:
-        limits = self.of(tenant)
+        limits, change, kept = self.of(tenant), self._next_change(), list[tuple[Reserved, Standing]]()
+        if self._unsettled:  # in order: a number that is passed over is never written
+            self._settle_late()
 
         def reserve(books: Books, now: float) -> tuple[Reserved, Standing]:
-            reserved = books.reserve(limits, self._server, num_tokens, now)
-            return reserved, books.standing(limits, now)
+            if not books.has_change(self._server, change):
+                reserved = books.reserve(limits, self._server, num_tokens, now)
+                books.note_change(self._server, change, now)
+                kept.append((reserved, books.standing(limits, now)))
+            return kept[-1]
 
         reserved, standing = self._store.update(tenant, reserve)
         held = self._held.setdefault(tenant, Holding(0, 0, 0.0, 0.0))
@@ -204,12 +213,15 @@ class Allowances:
         held.num_tokens += num_tokens
         return reserved, standing
 
-    def _end(self, ended: Ended) -> None:
-        try:
-            self._write(ended)
-        except AccessStoreError as error:
-            logger.warning("%s; what ended is settled later", error.message)
-            self._unsettled.append(ended)
+    def _next_change(self) -> int:
+        self._num_changes += 1
+        return self._num_changes
+
+    def _end(self, tenant: str, reserved: Reserved, num_used: int | None) -> None:
+        self._unsettled.append(Ended(tenant, reserved, num_used, self._next_change()))
+        self._settle_late()
+        if self._unsettled:
+            logger.warning("%d requests that ended are settled later", len(self._unsettled))
 
     def _write(self, ended: Ended) -> None:
         """:raises AccessStoreError: not written"""
@@ -242,7 +254,7 @@ class Allowances:
         """It was counted, but nobody waits for it any more."""
         if not reserving.cancelled() and reserving.exception() is None:
             reserved, _ = reserving.result()
-            self.end(Ended(tenant, reserved, None))
+            self.end(tenant, reserved, None)
 
     async def _renew_leases(self) -> None:
         while True:

@@ -6,6 +6,7 @@ between. What the counts mean stands in ``books.py`` alone.
 
 from __future__ import annotations
 
+import logging
 import os
 import sqlite3
 import time
@@ -22,6 +23,10 @@ Change = Callable[[Books, float], Result]
 """Given the books and the time; may change them. When it raises, nothing has happened."""
 
 BUSY_TIMEOUT_SECONDS = 1.0
+UNAVAILABLE = "limits and quotas can't be counted now"
+"""All that clients are told; why, is in the log."""
+
+logger = logging.getLogger(__name__)
 
 
 class BookStore(Protocol):
@@ -85,7 +90,8 @@ class SqliteBooks:
                 self._database.execute("REPLACE INTO books VALUES (?, ?)", (tenant, books.encode()))
         except (sqlite3.Error, ValueError) as error:
             self.close()
-            raise AccessStoreError(f"limits and quotas can't be counted now: {error}") from error
+            logger.error("%s can't be used: %s", self._path, error)
+            raise AccessStoreError(UNAVAILABLE) from error
         return result
 
     def close(self) -> None:

@@ -24,6 +24,8 @@ from ullage.base.errors import InvalidRequestError, QuotaExceededError, RateLimi
 WINDOW_SECONDS = 60
 LEASE_SECONDS = 60.0
 """What a server holds counts as used in full when nothing was heard of it for so long."""
+REMEMBERED_SECONDS = 3600.0
+"""How long a server's last change is remembered: long after any try to repeat it."""
 SOON_SECONDS = 1.0
 """When a request that waits for another's end may try again: nobody knows when that will be."""
 
@@ -75,6 +77,8 @@ class Books:
     """Second -> tokens that the requests which ended in it used."""
     periods: dict[str, int] = field(default_factory=dict)
     """``2026-12-01`` and ``2026-12`` -> tokens used; only of the day and month of the last look."""
+    changes: dict[str, tuple[int, float]] = field(default_factory=dict)
+    """By server: the number of the last change it made, and when."""
 
     # ── what happens to a request ──
 
@@ -140,6 +144,14 @@ class Books:
             holding = self.holdings[server]
             holding.num_requests, holding.num_tokens, holding.heard_at = num_requests, num_tokens, now
 
+    def has_change(self, server: str, number: int) -> bool:
+        """Whether the server made this change already, and never learned of it."""
+        return self.changes.get(server, (-1, 0.0))[0] >= number
+
+    def note_change(self, server: str, number: int, now: float) -> None:
+        """:param number: of each server greater than that of the one before"""
+        self.changes[server] = (number, now)
+
     # ── what the counts say ──
 
     @property
@@ -177,6 +189,7 @@ class Books:
         for seconds in (self.starts, self.ends):
             for second in [second for second in seconds if second <= oldest]:
                 del seconds[second]
+        self.changes = {name: last for name, last in self.changes.items() if now - last[1] < REMEMBERED_SECONDS}
         present = period_names(now)
         self.periods = {name: count for name, count in self.periods.items() if name in present}
 
@@ -187,14 +200,14 @@ class Books:
             name: (held.num_requests, held.num_tokens, held.opened_at, held.heard_at)
             for name, held in self.holdings.items()
         }
-        encoded: bytes = msgpack.packb((holdings, self.starts, self.ends, self.periods))
+        encoded: bytes = msgpack.packb((holdings, self.starts, self.ends, self.periods, self.changes))
         return encoded
 
     @classmethod
     def decode(cls, data: bytes) -> Books:
         """:raises ValueError: it isn't one"""
-        holdings, *counts = msgpack.unpackb(data, strict_map_key=False)
-        return cls({name: Holding(*values) for name, values in holdings.items()}, *counts)
+        holdings, starts, ends, periods, changes = msgpack.unpackb(data, strict_map_key=False, use_list=False)
+        return cls({name: Holding(*values) for name, values in holdings.items()}, starts, ends, periods, changes)
 
     # ── parts ──
 

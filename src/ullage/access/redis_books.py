@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, TypeVar
 
-from ullage.access.book_store import Change
+from ullage.access.book_store import UNAVAILABLE, Change
 from ullage.access.books import Books
 from ullage.base.errors import AccessStoreError, ConfigError
 
@@ -12,6 +13,8 @@ if TYPE_CHECKING:
     import redis
 
 Result = TypeVar("Result")
+
+logger = logging.getLogger(__name__)
 
 KEY_PREFIX = "ullage:books:"
 KEPT_SECONDS = 40 * 86400
@@ -29,8 +32,8 @@ return 0
 """
 """Keeps new books if the old ones are still those that were read. No books are an empty text.
 
-Should the answer get lost on its way, the change may be made twice. Then too much is counted, never too little: what
-runs is put right when the server next tells what it holds, what was used stays.
+Should the answer get lost on its way, the change is tried again on books that have it already
+(``Books.has_change``).
 """
 
 
@@ -85,8 +88,10 @@ class RedisBooks:
                 if self._replace(keys=[key], args=[data or b"", books.encode(), KEPT_SECONDS]):
                     return result
         except (self._failures, ValueError) as error:
-            raise AccessStoreError(f"limits and quotas can't be counted now: {error}") from error
-        raise AccessStoreError("limits and quotas can't be counted now: too many servers change them at once")
+            logger.error("Redis fails: %s", error)
+            raise AccessStoreError(UNAVAILABLE) from error
+        logger.error("too many servers change the books of one tenant at once")
+        raise AccessStoreError(UNAVAILABLE)
 
     def close(self) -> None:
         self._client.close()

@@ -27,6 +27,7 @@
     │   └── ServerStoppingError       the server is on its way down
     └── ReplicaError              a replica behind the gateway broke off its answer, or gave none
         ├── ReplicaTimeoutError       it was silent for too long
+        ├── ReplicaUnreachableError   no connection: it has seen nothing of the request
         └── NoReplicaError            there is none that could be asked
 
 The message says what happened; ``hint`` says what to change. What each class becomes over HTTP stands in one
@@ -220,6 +221,10 @@ class ReplicaError(UllageError):
 
 class ReplicaTimeoutError(ReplicaError):
     """A replica was silent for longer than the gateway waits."""
+
+
+class ReplicaUnreachableError(ReplicaError):
+    """No connection could be made: the replica has seen nothing of the request."""
 
 
 class NoReplicaError(ReplicaError):

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +14,6 @@ import click
 
 from ullage.base.background_stream import BackgroundStream
 from ullage.base.config import setting_values
-from ullage.base.errors import UllageError
 from ullage.base.logs import set_up_logging
 from ullage.cli.settings import SERVE
 from ullage.cli.settings_flags import SettingsCommand, load_all
@@ -73,7 +70,7 @@ def run_server(
     from ullage.engine.build import build_engine
     from ullage.engine.launch import launch_engine
     from ullage.models.store import find_model, store_root
-    from ullage.models.weights_digest import weights_digest
+    from ullage.models.weights_digest import begin_weights_digest
     from ullage.service import server
     from ullage.service.app import create_app
     from ullage.service.known_answer import KnownQuestion, PinnedAnswer
@@ -87,7 +84,7 @@ def run_server(
     server_context(config)  # what is wrong with a certificate is told before anything slow is loaded
     bound = server.bind(config)
     with bound:
-        digest = _in_background(weights_digest, path)  # beside the loading: it reads the same files
+        digest = begin_weights_digest(path)  # beside the loading: it reads the same files
         started = time.monotonic()
         if console.is_terminal:
             with console.status(f"loading {model}"):
@@ -96,7 +93,7 @@ def run_server(
             built = build(path, engine_options)
         _introduce(console, names[0], path, built, time.monotonic() - started)
         served = ServedModel(names, int(time.time()), built.tokenizer, built.chat_template)
-        pinned = PinnedAnswer(store_root().parent / "known-answers", digest.result, built.runner_name)
+        pinned = PinnedAnswer(store_root().parent / "known-answers", digest, built.runner_name)
         question = KnownQuestion.of(built.tokenizer, built.engine.max_request_tokens, pinned)
         app = create_app(built.engine, served, config, access, question)
         if read_again is not None:
@@ -121,20 +118,6 @@ def _stoppable_while_loading() -> Iterator[None]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-
-
-def _in_background(function: Callable[[Path], str], path: Path) -> Future[str]:
-    """On a thread that holds nobody up who wants to end the process."""
-    result: Future[str] = Future()
-
-    def run() -> None:
-        try:
-            result.set_result(function(path))
-        except UllageError as error:
-            result.set_exception(error)
-
-    threading.Thread(target=run, name="weights-digest", daemon=True).start()
-    return result
 
 
 def _introduce(console: Console, name: str, path: Path, built: BuiltEngine, load_seconds: float) -> None:

@@ -149,6 +149,7 @@ class AcceptedRequests:
             if (mailbox := self._mailboxes.get(key)) is not None:
                 self._admission.started(mailbox.ticket)
                 mailbox.started_at = mailbox.started_at or self._clock()
+        ends = []
         for key, output in events:
             mailbox = self._mailboxes.get(key)
             if mailbox is None:
@@ -156,13 +157,17 @@ class AcceptedRequests:
             if output.finish_reason is None:
                 mailbox.put(output)
             else:
-                self._end(mailbox, output)
+                ends.append(self._end(mailbox, output))
+        _tell(ends)
 
     def end_all(self, error: EngineError | None) -> None:
         """No engine is behind them any more: each gets its last output now, an ``abort`` when nothing failed."""
+        ends = []
         for mailbox in tuple(self._mailboxes.values()):
             last = replace(mailbox.latest, text="", token_ids=(), logprobs=(), finish_reason="abort")
-            self._end(mailbox, last if error is None else replace(last, finish_reason="error", error=error))
+            last = last if error is None else replace(last, finish_reason="error", error=error)
+            ends.append(self._end(mailbox, last))
+        _tell(ends)
 
     def counted(self, status: EngineStatus) -> EngineStatus:
         """What an engine says of itself, with what is counted here."""
@@ -174,7 +179,8 @@ class AcceptedRequests:
             num_open=len(self._mailboxes) - self._num_open_probes,
         )
 
-    def _end(self, mailbox: Mailbox, last: GenerationOutput) -> None:
+    def _end(self, mailbox: Mailbox, last: GenerationOutput) -> tuple[OnEnd | None, GenerationOutput]:
+        """Who is to be told, and what."""
         assert self._admission is not None
         now = self._clock()
         if last.times is None:  # the core never saw it, or is no more
@@ -183,5 +189,11 @@ class AcceptedRequests:
         self._num_open_probes -= mailbox.is_probe
         self._admission.ended(mailbox.ticket, now)
         mailbox.put(last)
-        if mailbox.on_end is not None:
-            mailbox.on_end(last)
+        return mailbox.on_end, last
+
+
+def _tell(ends: Iterable[tuple[OnEnd | None, GenerationOutput]]) -> None:
+    """Once all have their last output: what is told here may fail, and must keep it from nobody."""
+    for on_end, last in ends:
+        if on_end is not None:
+            on_end(last)

@@ -18,13 +18,18 @@ import httpx
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
-from ullage.base.errors import NoReplicaError, ReplicaError, ReplicaTimeoutError, UllageError
+from ullage.base.errors import (
+    NoReplicaError,
+    ReplicaError,
+    ReplicaTimeoutError,
+    ReplicaUnreachableError,
+    UllageError,
+)
 from ullage.gateway.client_request import ClientRequest, passed_on, read_request
 from ullage.gateway.door import note_turn
 from ullage.gateway.event_split import EventSplitter, error_of, is_done
 from ullage.gateway.gateway import Gateway
 from ullage.gateway.replica import Outcome, Replica, Turn
-from ullage.gateway.upstream import UnreachableError
 from ullage.protocol import sse
 from ullage.protocol.disconnect import run_unless_client_leaves
 from ullage.protocol.errors import ERROR_TABLE, error_reply
@@ -94,7 +99,7 @@ class Proxy:
             replica.probe_failed("it takes no requests now")
         if answer is not None:
             return answer
-        if lost is not None and not isinstance(lost, UnreachableError):
+        if lost is not None and not isinstance(lost, ReplicaUnreachableError):
             raise lost
         seconds = self._gateway.config.health_interval_seconds
         raise NoReplicaError("no replica is in rotation", retry_after_seconds=seconds)
@@ -106,7 +111,7 @@ class Proxy:
             response = await self._gateway.upstream(replica).send(request, self._gateway.in_work)
         except ReplicaError as error:
             turn.end("timeout" if isinstance(error, ReplicaTimeoutError) else "unreachable", str(error))
-            if isinstance(error, UnreachableError):
+            if isinstance(error, ReplicaUnreachableError):
                 replica.probe_failed(str(error))  # no need to wait for the next probe
             raise
         except BaseException:

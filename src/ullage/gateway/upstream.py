@@ -8,21 +8,13 @@ from contextlib import aclosing
 
 import httpx
 
-from ullage.base.errors import ReplicaError, ReplicaTimeoutError
+from ullage.base.errors import ReplicaError, ReplicaTimeoutError, ReplicaUnreachableError
 from ullage.gateway.client_request import ClientRequest, Headers, HeldBody
 from ullage.gateway.config import GatewayConfig
 from ullage.gateway.in_work import InWork
 from ullage.gateway.replica import Replica
 
 MAX_SMALL_BYTES = 1 << 20
-
-
-class UnreachableError(ReplicaError):
-    """No connection could be made: the replica has seen nothing of the request."""
-
-
-class SilentError(ReplicaTimeoutError):
-    """Nothing, or nothing more, came in time."""
 
 
 class Upstream:
@@ -40,26 +32,30 @@ class Upstream:
     async def send(self, request: ClientRequest, in_work: InWork) -> httpx.Response:
         """The answer's head; its body is to be read, and ``aclose`` to be called.
 
-        :raises UnreachableError: no connection
+        :raises ReplicaUnreachableError: no connection
         :raises ReplicaError: the connection was lost before the answer's head was complete
-        :raises SilentError: the head did not come in time
+        :raises ReplicaTimeoutError: the head did not come in time
         """
         config = self._config
         seconds = config.first_byte_timeout_seconds if request.is_stream else config.answer_timeout_seconds
-        async with in_work.within(seconds, SilentError(f"{self._name} did not begin to answer within {seconds:g} s")):
+        async with in_work.within(
+            seconds, ReplicaTimeoutError(f"{self._name} did not begin to answer within {seconds:g} s")
+        ):
             return await self._send(request.method, request.target, request.headers, request.body)
 
     async def pieces(self, response: httpx.Response, in_work: InWork) -> AsyncGenerator[bytes]:
         """The body as it comes.
 
         :raises ReplicaError: it broke off
-        :raises SilentError: nothing more came in time
+        :raises ReplicaTimeoutError: nothing more came in time
         """
         seconds = self._config.idle_timeout_seconds
         async with aclosing(_generator(response)) as pieces:
             while True:
                 try:
-                    async with in_work.within(seconds, SilentError(f"{self._name} was silent for {seconds:g} s")):
+                    async with in_work.within(
+                        seconds, ReplicaTimeoutError(f"{self._name} was silent for {seconds:g} s")
+                    ):
                         piece = await anext(pieces, None)
                 except httpx.HTTPError as error:
                     raise ReplicaError(f"{self._name} broke off its answer") from error
@@ -84,7 +80,7 @@ class Upstream:
                 finally:
                     await response.aclose()
         except TimeoutError:
-            raise SilentError(f"{self._name} did not answer {path} within {seconds:g} s") from None
+            raise ReplicaTimeoutError(f"{self._name} did not answer {path} within {seconds:g} s") from None
         except httpx.HTTPError as error:
             raise ReplicaError(f"{self._name} broke off its answer to {path}") from error
         return response.status_code, bytes(body)
@@ -95,7 +91,7 @@ class Upstream:
         headers = [] if about.health_key is None else [(b"authorization", b"Bearer " + about.health_key.encode())]
         try:
             status, _ = await self.fetch(about.health_path, headers, self._config.health_timeout_seconds)
-        except SilentError:
+        except ReplicaTimeoutError:
             self.replica.probe_was_silent()
         except ReplicaError as error:
             self.replica.probe_failed(str(error))
@@ -122,7 +118,7 @@ class Upstream:
         try:
             return await self._client.send(request, stream=True)
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-            raise UnreachableError(f"{self._name} can't be reached") from error
+            raise ReplicaUnreachableError(f"{self._name} can't be reached") from error
         except httpx.HTTPError as error:
             raise ReplicaError(f"{self._name} closed the connection before it answered") from error
 

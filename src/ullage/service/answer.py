@@ -15,6 +15,7 @@ from starlette.responses import Response
 from ullage.access.books import rate_limit_headers
 from ullage.access.limits import TenantLimits
 from ullage.access.tenant import cache_salt, tenant_of
+from ullage.base.errors import EngineError
 from ullage.engine.client import GenerationOutput, GenerationRequest, TokenLogprob
 from ullage.engine.constraint import Constraint
 from ullage.protocol import sse
@@ -152,7 +153,7 @@ class Asked:
         n = self.fields.num_candidates
         num_tokens = 0
         for i, prompt in enumerate(self.prompts):
-            begun = [last for last in lasts[i * n : (i + 1) * n] if last.times and last.times.started_at is not None]
+            begun = [last for last in lasts[i * n : (i + 1) * n] if _has_begun(last)]
             num_tokens += sum(last.num_output_tokens for last in begun) + (len(prompt) if begun else 0)
         return num_tokens
 
@@ -167,6 +168,11 @@ class Asked:
                 min(output.num_cached_tokens for output in last[i : i + n]) for i in range(0, len(last), n)
             ),
         )
+
+
+def _has_begun(last: GenerationOutput) -> bool:
+    """And wasn't taken away by the engine's own failure."""
+    return last.times is not None and last.times.started_at is not None and not isinstance(last.error, EngineError)
 
 
 def has_news(fields: GenerationFields, output: GenerationOutput) -> bool:

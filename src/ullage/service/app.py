@@ -37,7 +37,7 @@ from ullage.service.cors import Cors
 from ullage.service.door import Door
 from ullage.service.known_answer import KnownQuestion
 from ullage.service.metrics import CONTENT_TYPE
-from ullage.service.observation import Observer, known_path
+from ullage.service.observation import Observer, known_method, known_path
 from ullage.service.openapi import openapi_document
 from ullage.service.request_record import note_error
 from ullage.service.served_model import ServedModel
@@ -163,7 +163,7 @@ async def _answer_error(request: Request, error: Exception) -> Response:
     reply = error_reply(error)
     note_error(reply)
     if reply.status >= 500 and not isinstance(error, (DeadlineError, EngineRestartingError, ServerStoppingError)):
-        logger.error("%s %s: %s", request.method, known_path(request.scope), error)
+        logger.error("%s %s: %s", known_method(request.scope), known_path(request.scope), error)
     return _json(reply.body, reply.status, reply.headers)
 
 

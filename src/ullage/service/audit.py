@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -18,8 +19,14 @@ from ullage.service.request_record import GENERATION_PATHS, RequestRecord
 from ullage.service.served_model import ServedModel
 
 MAX_PATH_CHARS = 200
-TOKEN_BYTES = 16
-"""About what a token of a text that waits to be written takes."""
+QUEUED_LINE_BYTES = 2 * LINE_BYTES
+"""Of a line's members, until it is written."""
+TOKEN_ID_BYTES = 40
+"""Of a number and of its place in a tuple."""
+CHARACTER_BYTES = 4
+"""At most."""
+CHOICE_BYTES = 128
+"""Of one choice's places in the lists of a line."""
 
 
 class Auditor:
@@ -50,18 +57,20 @@ class Auditor:
         is_of_interest = record.path in GENERATION_PATHS or route_group(record.path) == "admin"
         if not (is_of_interest or record.status >= 400 or record.error_code):
             return
-        num_bytes = LINE_BYTES
-        if self.with_texts:
-            num_bytes += TOKEN_BYTES * (record.num_output_tokens + sum(len(prompt) for prompt in _prompts(record)))
-        ended_at = datetime.now(UTC)
-        self.log.write(lambda: self._line(record, ended_at), num_bytes)
+        line = audit_line(record, datetime.now(UTC))  # the record isn't kept: it holds the prompts
+        num_bytes = QUEUED_LINE_BYTES + CHOICE_BYTES * len(record.asked)
+        if not (self.with_texts and record.asked):
+            self.log.write(lambda: line, num_bytes)
+            return
+        prompts = _prompts(record)
+        answers = [record.texts.get(index, "") for index in range(len(record.asked))]
+        num_bytes += TOKEN_ID_BYTES * sum(map(len, prompts)) + CHARACTER_BYTES * sum(map(len, answers))
+        self.log.write(partial(self._with_texts, line, prompts, answers), num_bytes)
 
-    def _line(self, record: RequestRecord, ended_at: datetime) -> Mapping[str, object]:
-        line = audit_line(record, ended_at)
-        if self.with_texts and record.asked:
-            line["prompts"] = [self._text(prompt) for prompt in _prompts(record)]
-            line["answers"] = [record.texts.get(index, "") for index in range(len(record.asked))]
-        return line
+    def _with_texts(
+        self, line: Mapping[str, object], prompts: Sequence[Sequence[int]], answers: Sequence[str]
+    ) -> Mapping[str, object]:
+        return {**line, "prompts": [self._text(prompt) for prompt in prompts], "answers": answers}
 
     def _text(self, token_ids: Sequence[int]) -> str:
         return self._model.tokenizer.decode(token_ids, skip_special_tokens=False)
@@ -97,7 +106,7 @@ def audit_line(record: RequestRecord, ended_at: datetime) -> dict[str, object]:
         "prompt_tokens": num_prompt_tokens,
         "cached_tokens": num_cached_tokens,
         "generated_tokens": record.num_output_tokens,
-        "finish_reasons": [str(last.finish_reason) for last in ends],
+        "finish_reasons": list(record.finish_reasons),
         "queue_seconds": _least(t.started_at - t.arrived_at for t in times if t.started_at is not None),
         "first_token_seconds": _least(t.first_token_at - t.arrived_at for t in times if t.first_token_at is not None),
     }

@@ -39,6 +39,7 @@ async def create_completion(service: Service, request: Request) -> Response:
     writer = CompletionWriter(service, fields, prompts)
     if fields.max_tokens == 0:
         sampling_params(fields.model_copy(update={"max_tokens": 1}), default_max_tokens=1)  # as wrong as elsewhere
+        await service.charge(tenant_of(request.scope), sum(map(len, prompts)))
         return echo(asked, writer)
     return await answer(service, request, asked, writer)
 

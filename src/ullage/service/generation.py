@@ -97,12 +97,12 @@ class Generation:
             await stream.aclose()
 
     def _note_end(self, index: int, last: GenerationOutput) -> None:
+        self._last[index] = last
+        if len(self._last) == self._num_choices and self._on_all_ended is not None:
+            self._on_all_ended([self._last[i] for i in range(self._num_choices)])  # first: bills must be settled
         self._service.metrics.observe(last)
         if self._record is not None:
             self._record.ended(last, index)
-        self._last[index] = last
-        if len(self._last) == self._num_choices and self._on_all_ended is not None:
-            self._on_all_ended([self._last[i] for i in range(self._num_choices)])
 
     async def _read(self, index: int, stream: OutputStream) -> None:
         finished = False

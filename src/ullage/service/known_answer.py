@@ -13,7 +13,7 @@ import json
 import logging
 import os
 import tempfile
-from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,15 +32,20 @@ TokenIds = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class PinnedAnswer:
-    """Where one engine's answer is kept. Calls may block.
+    """Where one engine's answer is kept. Calls may block: for files, and until the digest is known.
 
     :param folder: of all pins; made when it is needed
-    :param weights_digest: may wait until it is known, raises ``ModelFileError``
+    :param weights_digest: known when all weights were read; ends with it or with ``ModelFileError``
     """
 
     folder: Path
-    weights_digest: Callable[[], str]
+    weights_digest: Future[str]
     runner_name: str
+
+    @property
+    def can_be_read(self) -> bool:
+        """Its place is known."""
+        return self.weights_digest.done()
 
     def read(self, question: TokenIds) -> TokenIds | None:
         """None: nothing is pinned, or nothing that can be made sense of."""
@@ -72,7 +77,7 @@ class PinnedAnswer:
 
     @property
     def _path(self) -> Path:
-        return self.folder / f"{self.weights_digest()}.json"
+        return self.folder / f"{self.weights_digest.result()}.json"
 
 
 @dataclass(frozen=True, slots=True)

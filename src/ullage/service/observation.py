@@ -19,6 +19,9 @@ from ullage.service.service import Service
 POLLED_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/metrics"})
 """Asked every few seconds by machines: worth a line only when something is wrong."""
 UNKNOWN_PATH = "an unknown address"
+KNOWN_METHODS = frozenset({"CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE"})
+OTHER_METHOD = "_OTHER"
+"""As OpenTelemetry calls them."""
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +54,7 @@ class Observer:
     def _record(self, scope: Scope) -> RequestRecord:
         request_id = scope[REQUEST_ID_SCOPE_NAME] = request_id_of(scope["headers"])
         traceparent = dict(scope["headers"]).get(b"traceparent", b"").decode("ascii", "replace")
-        record = RequestRecord(request_id, scope["method"], known_path(scope), traceparent, self._complete)
+        record = RequestRecord(request_id, known_method(scope), known_path(scope), traceparent, self._complete)
         record.client = self._service.clients.of(scope)
         record.keeps_texts = self._service.auditor is not None and self._service.auditor.with_texts
         return record
@@ -63,6 +66,12 @@ class Observer:
         write_access_line(record)
         if self._service.tracing is not None:
             self._service.tracing.observe(record)
+
+
+def known_method(scope: Scope) -> str:
+    """One of HTTP's own. A client may send any word, however long."""
+    method = str(scope["method"])
+    return method if method in KNOWN_METHODS else OTHER_METHOD
 
 
 def known_path(scope: Scope) -> str:

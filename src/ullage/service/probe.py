@@ -34,6 +34,7 @@ class Fault:
 
 
 NOTHING_YET = Fault("starting", "the engine hasn't yet answered the question that shows that it works")
+PIN_NOT_READ = Fault("starting", "the weights are still being read, to find the answer that is pinned for them")
 
 
 class Prober:
@@ -67,11 +68,13 @@ class Prober:
         self._said: TokenIds | None = None
         """Its last answer, while nothing is expected yet."""
         self._source = "before"
+        self._pin_was_read = question.pinned is None
         self._seen = _seen_in(engine.status())
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Returns when the first question was answered, or wasn't in time."""
+        """Returns when the first question was answered, or wasn't in time. To find the pinned answer all weights must
+        be read, which may take a minute: that isn't waited for."""
         await self.look()
         self._task = asyncio.create_task(self._run())
 
@@ -94,10 +97,13 @@ class Prober:
             and not self._engine.status().num_open
         ):
             return Fault("stalled", f"the last proof of generation is {seconds:.0f} s old")
+        if self.fault is None and not self._pin_was_read:
+            return PIN_NOT_READ
         return self.fault
 
     async def look(self) -> None:
         """Notes what real requests prove, and asks when it is time to."""
+        await self._read_pin()
         status = self._engine.status()
         seen, self._seen = self._seen, _seen_in(status)
         if self._seen.num_restarts != seen.num_restarts:
@@ -153,7 +159,25 @@ class Prober:
                     return output.token_ids
         return None
 
+    async def _read_pin(self) -> None:
+        """Once it can be had; what the engine said before is judged by it."""
+        pinned = self._question.pinned
+        if self._pin_was_read or pinned is None or not pinned.can_be_read:
+            return
+        self._expected = await asyncio.to_thread(pinned.read, self._question.request.prompt_token_ids)
+        self._pin_was_read = True
+        if self._expected is not None:
+            self._source = "when its answer was pinned"
+            if self._said is not None:
+                await self._judge(self._said)
+        elif self._said is not None and self._engine.status().num_open == 0:
+            await self._ask()
+
     async def _judge(self, answer: TokenIds) -> None:
+        if not self._pin_was_read:
+            self._said = answer
+            self._prove()
+            return
         if self._expected is None and not await self._learn(answer):
             return
         assert self._expected is not None
@@ -168,12 +192,7 @@ class Prober:
         self._prove()
 
     async def _learn(self, answer: TokenIds) -> bool:
-        """From the pin if there is one, else from the engine itself, which must say it twice. True: it is known."""
-        pinned, question = self._question.pinned, self._question.request.prompt_token_ids
-        self._expected = None if pinned is None else await asyncio.to_thread(pinned.read, question)
-        if self._expected is not None:
-            self._source = "when its answer was pinned"
-            return True
+        """From the engine itself, which must say it twice, and then pinned. True: it is known."""
         before, self._said = self._said, answer
         if before is None:
             await self._ask()
@@ -183,8 +202,8 @@ class Prober:
             self._find(Fault("failed", "the engine answers the same greedy question differently each time"))
             return False
         self._expected = answer
-        if pinned is not None:
-            await asyncio.to_thread(pinned.write, question, answer)
+        if self._question.pinned is not None:
+            await asyncio.to_thread(self._question.pinned.write, self._question.request.prompt_token_ids, answer)
         return True
 
     def _difference(self, answer: TokenIds) -> str:

@@ -28,6 +28,7 @@ class RequestRecord:
 
     request_id: str
     method: str
+    """One of HTTP's own, or that it is another, not what was sent."""
     path: str
     """The app's own writing of it, not what was sent."""
     traceparent: str
@@ -94,7 +95,8 @@ class RequestRecord:
 
     @property
     def finish_reasons(self) -> tuple[str, ...]:
-        return tuple(str(last.finish_reason) for last in self.ends)
+        """In the order of ``asked``, once complete."""
+        return tuple(str(last.finish_reason) for last in self.ends_in_order)
 
 
 CURRENT: ContextVar[RequestRecord | None] = ContextVar("request_record", default=None)

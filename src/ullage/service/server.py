@@ -23,7 +23,7 @@ from ullage.base.errors import ConfigError, UllageError
 from ullage.service import connection
 from ullage.service.config import ServiceConfig
 from ullage.service.service import Service
-from ullage.service.tls import follow_certificate, server_context
+from ullage.service.tls import ServedContext, follow_certificate, server_context
 
 BACKLOG = 512
 MAX_PORT = 65535
@@ -129,7 +129,8 @@ class Server(uvicorn.Server):
             )
         )
         logging.getLogger(connection.__name__).setLevel(logging.ERROR)  # a warning for each mistake of a client
-        self._tls = server_context(config)
+        context = server_context(config)
+        self._tls = None if context is None else ServedContext.of(context)
         if self._tls is not None:
             self._service.reloads.register(follow_certificate(self._tls, config))
         self.engine_failed = False

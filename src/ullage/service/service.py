@@ -61,6 +61,7 @@ class Service:
             self.metrics.add(ProbeCollector(self.prober))
         self.tracing = make_tracing(config, model.names[0])
         self.started = False
+        self._stopped = False
         self.stopping = False
         self.text_limit = TextLimit(model.tokenizer, engine.max_model_len)
         self.grammars = GrammarCompiler.of_bytes()
@@ -91,6 +92,9 @@ class Service:
     async def stop(self) -> None:
         """Ends what still runs. Idempotent."""
         self.stopping = True
+        if self._stopped:
+            return
+        self._stopped = True
         if self.prober is not None:
             await self.prober.stop()
         await self.engine.stop()
@@ -100,7 +104,7 @@ class Service:
         if self.gate is not None:
             self.gate.close()
         if self.allowances is not None:
-            await asyncio.to_thread(self.allowances.close)
+            await self.allowances.close()
         if self.auditor is not None:
             await asyncio.to_thread(self.auditor.log.close)
 
@@ -111,6 +115,14 @@ class Service:
     async def constraint(self, asked: AskedConstraint | None) -> Constraint | None:
         """:raises InvalidRequestError: it can't be followed in full"""
         return None if asked is None else await self.off_loop(checked_constraint, self.grammars, asked)
+
+    async def charge(self, tenant: str, num_tokens: int) -> None:
+        """For a request that nothing is generated for: it counts as one, with the tokens of its prompt.
+
+        :raises RequestError, AccessStoreError: the tenant may not make it now
+        """
+        if self.allowances is not None:
+            (await self.allowances.reserve(tenant, num_tokens)).settle(num_tokens)
 
     @contextmanager
     def admission(self) -> Iterator[None]:

@@ -6,7 +6,6 @@ itself in memory, as a client that trusts this one certificate.
 
 from __future__ import annotations
 
-import logging
 import ssl
 from functools import partial
 from pathlib import Path
@@ -19,8 +18,6 @@ from ullage.service.reload import Apply, Reloadable, Settings
 READABLE_BY_OTHERS = 0o007
 HAS_EXPIRED, NOT_YET_VALID = 10, 9
 """What OpenSSL calls it (X509_V_ERR_...)."""
-
-logger = logging.getLogger(__name__)
 
 
 def server_context(config: ServiceConfig) -> ssl.SSLContext | None:
@@ -42,21 +39,37 @@ def server_context(config: ServiceConfig) -> ssl.SSLContext | None:
     return context
 
 
-def follow_certificate(context: ssl.SSLContext, config: ServiceConfig) -> Reloadable:
-    """A reload reads certificate and key anew, for the connections to come; the authorities of clients stay."""
+class ServedContext(ssl.SSLContext):
+    """What a listening socket is given: each new connection gets the newest context, whole. Connections that are open
+    keep theirs.
+    """
+
+    current: ssl.SSLContext
+
+    @classmethod
+    def of(cls, current: ssl.SSLContext) -> ServedContext:
+        served = cls(ssl.PROTOCOL_TLS_SERVER)
+        served.current = current
+        return served
+
+    def wrap_bio(
+        self,
+        incoming: ssl.MemoryBIO,
+        outgoing: ssl.MemoryBIO,
+        server_side: bool = False,
+        server_hostname: str | bytes | None = None,
+        session: ssl.SSLSession | None = None,
+    ) -> ssl.SSLObject:
+        return self.current.wrap_bio(incoming, outgoing, server_side, server_hostname, session)
+
+
+def follow_certificate(served: ServedContext, config: ServiceConfig) -> Reloadable:
+    """A reload reads all files of TLS anew, for the connections to come."""
 
     def prepare(_: Settings) -> Apply:
-        server_context(config)
-        return partial(_load_again, context, config)
+        return partial(setattr, served, "current", server_context(config))
 
     return Reloadable("certificate", (), prepare)
-
-
-def _load_again(context: ssl.SSLContext, config: ServiceConfig) -> None:
-    try:
-        _load_certificate(context, config)
-    except ConfigError as error:  # the files were changed since they were checked, a moment ago
-        logger.error("the certificate was not reloaded: %s", error)
 
 
 def _load_certificate(context: ssl.SSLContext, config: ServiceConfig) -> None:

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Scope
 
-from ullage.access.tenant import may_use
+from ullage.access.tenant import may_use, tenant_of
 from ullage.protocol.fields import ignored_fields_headers
 from ullage.protocol.json_text import encode_json
 from ullage.protocol.tokenize import Detokenized, DetokenizeRequest, TokenizeChatRequest, TokenizeTextRequest, Tokens
@@ -29,12 +29,14 @@ TokenizeRequest = TokenizeTextRequest | TokenizeChatRequest
 async def tokenize(service: Service, request: Request) -> Response:
     fields, ignored = await read_fields(service, request, _tokenize_request)
     _check_model(service, fields.model, request.scope)
+    await service.charge(tenant_of(request.scope), 0)
     return _answer(await service.off_loop(_tokens, service, fields), ignored)
 
 
 async def detokenize(service: Service, request: Request) -> Response:
     fields, ignored = await read_fields(service, request, DetokenizeRequest)
     _check_model(service, fields.model, request.scope)
+    await service.charge(tenant_of(request.scope), 0)
     return _answer(await service.off_loop(_text, service, fields.tokens), ignored)
 
 

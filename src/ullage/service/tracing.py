@@ -66,7 +66,7 @@ class Tracing:
             span.set_status(StatusCode.ERROR, record.error_code)
         inner = set_span_in_context(span)
         ended_at = record.ended_at
-        for choice, last in enumerate(record.ends):
+        for choice, last in enumerate(record.ends_in_order):
             if last.times is not None:
                 ended_at = max(ended_at, last.times.finished_at)
                 for name, begin, end in phases(last.times):

@@ -74,7 +74,8 @@ def test_a_traceback_cannot_forge_a_line_either(form: LogFormat) -> None:
     assert len(others) > 1 if form == "text" else "ValueError" in json.loads(first)["traceback"]
 
 
-def test_the_level_is_of_ullage_libraries_only_warn() -> None:
+def test_the_level_is_of_ullage_libraries_only_warn(monkeypatch) -> None:
+    monkeypatch.setattr(logging.getLogger("uvicorn.error"), "disabled", False)  # a forced stop silences it
     stream = io.StringIO()
     set_up_logging("info", "text", stream)
     names = ("ullage.a", "uvicorn.error", "another")

@@ -1,5 +1,6 @@
 """Where the engine's known answer is kept."""
 
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,9 @@ from ullage.service.known_answer import NUM_ANSWER_TOKENS, QUESTION, KnownQuesti
 
 
 def pinned(folder: Path, digest: str = "aa", runner: str = "native") -> PinnedAnswer:
-    return PinnedAnswer(folder / "pins", lambda: digest, runner)
+    known: Future[str] = Future()
+    known.set_result(digest)
+    return PinnedAnswer(folder / "pins", known, runner)
 
 
 def test_an_answer_is_found_again_by_weights_runner_and_question(tmp_path: Path) -> None:
@@ -36,10 +39,8 @@ def test_a_folder_that_cannot_be_written_and_weights_that_cannot_be_read_are_tol
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "pins").write_text("a file")
-
-    def unreadable() -> str:
-        raise ModelFileError("gone")
-
+    unreadable: Future[str] = Future()
+    unreadable.set_exception(ModelFileError("gone"))
     pinned(tmp_path).write((1,), (2,))
     PinnedAnswer(tmp_path, unreadable, "native").write((1,), (2,))
     assert PinnedAnswer(tmp_path, unreadable, "native").read((1,)) is None

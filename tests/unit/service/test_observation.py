@@ -7,7 +7,7 @@ from tests.scripted_engine import ScriptedEngine, scripted_model
 
 from ullage.service.app import create_app
 from ullage.service.config import ServiceConfig
-from ullage.service.observation import UNKNOWN_PATH, known_path
+from ullage.service.observation import OTHER_METHOD, UNKNOWN_PATH, known_method, known_path
 
 
 @pytest.mark.parametrize(
@@ -24,3 +24,11 @@ def test_an_address_is_told_in_the_apps_own_writing(method, path, shown):
     app = create_app(ScriptedEngine(), scripted_model(), ServiceConfig())
     scope = {"type": "http", "app": app, "method": method, "path": path, "root_path": "", "headers": []}
     assert known_path(scope) == shown
+
+
+@pytest.mark.parametrize(
+    ("method", "shown"),
+    [("GET", "GET"), ("PATCH", "PATCH"), ("ULLAGE-0-SECRET", OTHER_METHOD), ("get", OTHER_METHOD), ("", OTHER_METHOD)],
+)
+def test_a_method_is_told_only_when_it_is_one_of_http_s_own(method, shown):
+    assert known_method({"type": "http", "method": method}) == shown

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 
@@ -48,6 +49,12 @@ class Fixture:
     def state(self) -> str:
         fault = self.prober.fault_now()
         return "ready" if fault is None else fault.state
+
+
+def known(digest: str) -> Future[str]:
+    future: Future[str] = Future()
+    future.set_result(digest)
+    return future
 
 
 @pytest.fixture
@@ -138,10 +145,10 @@ async def test_a_proof_grows_old_when_nobody_looks(asked: Fixture) -> None:
 
 
 async def test_the_answer_is_pinned_when_it_is_given_twice_and_holds_for_the_next_start(tmp_path: Path) -> None:
-    first = Fixture(PinnedAnswer(tmp_path, lambda: "aa", "fake"))
+    first = Fixture(PinnedAnswer(tmp_path, known("aa"), "fake"))
     await first.prober.look()
     assert len(first.engine.requests) == 2
-    second = Fixture(PinnedAnswer(tmp_path, lambda: "aa", "fake"))
+    second = Fixture(PinnedAnswer(tmp_path, known("aa"), "fake"))
     second.engine.text = "abcX"
     await second.prober.look()
     assert second.state == "failed"
@@ -151,7 +158,7 @@ async def test_the_answer_is_pinned_when_it_is_given_twice_and_holds_for_the_nex
 
 
 async def test_two_answers_that_differ_are_not_pinned(tmp_path: Path) -> None:
-    pinned = PinnedAnswer(tmp_path, lambda: "aa", "fake")
+    pinned = PinnedAnswer(tmp_path, known("aa"), "fake")
     asked = Fixture(pinned)
     texts = iter(["abcd", "abcX"])
     asked.engine.script = lambda request: outputs_for(request, [next(texts)], "length")
@@ -166,3 +173,69 @@ async def test_the_first_question_is_asked_before_the_start_is_over(asked: Fixtu
     await asked.prober.stop()
     await asyncio.sleep(0)
     assert len(asked.engine.requests) == 2
+
+
+async def start_without_digest(tmp_path: Path, text: str) -> tuple[Fixture, Future[str]]:
+    """Started while the weights are still being read; what is pinned for them is "abcd"."""
+    digest: Future[str] = Future()
+    asked = Fixture(PinnedAnswer(tmp_path, digest, "fake"))
+    asked.engine.text = text
+    async with asyncio.timeout(5):
+        await asked.prober.start()
+    await asked.prober.stop()
+    return asked, digest
+
+
+def pin(tmp_path: Path, digest: str) -> None:
+    question = KnownQuestion.of(ByteTokenizer(), 100, None).request.prompt_token_ids
+    PinnedAnswer(tmp_path, known(digest), "fake").write(question, tuple(b"abcd"))
+
+
+async def test_weights_that_are_still_being_read_hold_the_start_up_no_longer_but_it_is_not_ready(
+    tmp_path: Path,
+) -> None:
+    pin(tmp_path, "aa")
+    asked, digest = await start_without_digest(tmp_path, "abcd")
+    for num_tokens in range(1, 5):
+        fault = asked.prober.fault_now()
+        assert fault is not None
+        assert fault.state == "starting"
+        assert "weights are still being read" in fault.reason
+        asked.engine.counts = {"num_open": 1, "num_generated_tokens": num_tokens}
+        await asked.look_after(20)
+    digest.set_result("aa")
+    await asked.look_after(1)
+    assert asked.state == "ready"
+    assert asked.prober.num_answers["right"] == len(asked.engine.requests) == 1
+
+
+async def test_an_answer_that_differs_from_the_pin_is_a_failure_when_the_pin_is_found_late(tmp_path: Path) -> None:
+    pin(tmp_path, "aa")
+    asked, digest = await start_without_digest(tmp_path, "abcX")
+    assert asked.state == "starting"
+    digest.set_result("aa")
+    asked.engine.counts = {"num_open": 1, "num_generated_tokens": 9}  # busy: the first answer is what is judged
+    await asked.look_after(1)
+    assert asked.state == "failed"
+    assert len(asked.engine.requests) == 1
+
+
+async def test_weights_without_a_pin_are_learned_as_soon_as_that_is_known(tmp_path: Path) -> None:
+    asked, digest = await start_without_digest(tmp_path, "abcd")
+    digest.set_result("bb")
+    await asked.look_after(1)
+    assert asked.state == "ready"
+    assert len(asked.engine.requests) == 2
+    assert len(list(tmp_path.glob("bb.json"))) == 1
+
+
+async def test_weights_without_a_pin_are_learned_later_when_requests_run(tmp_path: Path) -> None:
+    asked, digest = await start_without_digest(tmp_path, "abcd")
+    digest.set_result("bb")
+    asked.engine.counts = {"num_open": 1, "num_generated_tokens": 9}
+    await asked.look_after(1)
+    assert asked.state == "ready"
+    assert len(asked.engine.requests) == 1
+    asked.engine.counts = {"num_open": 0, "num_generated_tokens": 9}
+    await asked.look_after(11)
+    assert len(list(tmp_path.glob("bb.json"))) == 1

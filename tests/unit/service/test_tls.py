@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import ssl
 from pathlib import Path
@@ -11,7 +12,7 @@ from tests.certificates import make_authority, make_certificate
 
 from ullage.base.errors import ConfigError
 from ullage.service.config import ServiceConfig
-from ullage.service.tls import server_context
+from ullage.service.tls import ServedContext, follow_certificate, server_context
 
 
 @pytest.fixture(scope="module")
@@ -102,3 +103,41 @@ def test_a_chain_is_served_and_its_first_certificate_is_the_server_s(files, auth
     server_context(ServiceConfig(**files | {"tls_cert_file": str(chain)}))
     chain.write_text(Path(ca).read_text() + own)
     assert "stand first" in refusal(**files | {"tls_cert_file": str(chain)})
+
+
+def serial_shown(served, authority, tmp_path):
+    """Of the certificate that a new connection is shown."""
+    ca, _ = authority.write(tmp_path, "trusted")
+    to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = ssl.create_default_context(cafile=ca).wrap_bio(to_client, to_server, server_hostname="127.0.0.1")
+    server = served.wrap_bio(to_server, to_client, server_side=True)
+    for _ in range(3):
+        for end in (client, server):
+            with contextlib.suppress(ssl.SSLWantReadError):
+                end.do_handshake()
+    return int(client.getpeercert()["serialNumber"], 16)
+
+
+def test_a_reload_serves_what_was_checked_whatever_happened_to_the_files_since(files, authority, tmp_path):
+    config = ServiceConfig(**files)
+    served = ServedContext.of(server_context(config))
+    first = serial_shown(served, authority, tmp_path)
+    Path(files["tls_key_file"]).unlink()
+    new = make_certificate(authority)
+    new.write(tmp_path, "server")
+    apply = follow_certificate(served, config).prepare({})
+    assert serial_shown(served, authority, tmp_path) == first != new.cert.serial_number
+    for name in files.values():
+        Path(name).unlink()
+    apply()
+    assert serial_shown(served, authority, tmp_path) == new.cert.serial_number
+
+
+def test_a_reload_that_finds_a_bad_certificate_changes_nothing(files, authority, tmp_path):
+    config = ServiceConfig(**files)
+    served = ServedContext.of(server_context(config))
+    first = serial_shown(served, authority, tmp_path)
+    Path(files["tls_cert_file"]).write_text("hello")
+    with pytest.raises(ConfigError):
+        follow_certificate(served, config).prepare({})
+    assert serial_shown(served, authority, tmp_path) == first

@@ -5,11 +5,15 @@ from __future__ import annotations
 import sys
 
 import pytest
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from ullage.base.errors import ConfigError
-from ullage.engine.client import RequestTimes
+from ullage.engine.client import GenerationOutput, GenerationRequest, RequestTimes
+from ullage.engine.sampling_params import SamplingParams
 from ullage.service.config import ServiceConfig
-from ullage.service.tracing import check_tracing, make_tracing, phases
+from ullage.service.request_record import RequestRecord
+from ullage.service.tracing import Tracing, check_tracing, make_tracing, phases
 
 ENDPOINT = "http://127.0.0.1:4318"
 
@@ -48,3 +52,21 @@ def test_headers_that_are_none_are_refused_without_being_shown() -> None:
     with pytest.raises(ConfigError) as told:
         check_tracing(ServiceConfig(otlp_endpoint=ENDPOINT, otlp_headers="s3cret"))
     assert "s3cret" not in str(told.value)
+
+
+def test_choices_are_told_by_their_index_whichever_ended_first() -> None:
+    spans = InMemorySpanExporter()
+    tracing = Tracing(SimpleSpanProcessor(spans), "tiny")
+    record = RequestRecord("id", "POST", "/v1/completions", "", tracing.observe)
+    for _ in range(2):
+        record.accepted(GenerationRequest((1, 2), SamplingParams(max_tokens=9)))
+    times = RequestTimes(1.0, 2.0, 4.0, 8.0)
+    record.ended(GenerationOutput("", (), (), 2, 0, 3, finish_reason="stop", times=times), 1)
+    record.ended(GenerationOutput("", (), (), 2, 0, 9, finish_reason="length", times=times), 0)
+    record.answered()
+    attributes = [dict(span.attributes or {}) for span in spans.get_finished_spans()]
+    decodes = [a for a in attributes if "ullage.preemptions" in a]
+    tokens = {a["ullage.choice"]: a["gen_ai.usage.output_tokens"] for a in decodes}
+    assert tokens == {0: 9, 1: 3}
+    (reasons,) = [a["gen_ai.response.finish_reasons"] for a in attributes if "gen_ai.response.finish_reasons" in a]
+    assert reasons == ("length", "stop")

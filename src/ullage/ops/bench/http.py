@@ -38,7 +38,7 @@ from ullage.ops.bench.result import write_result
 from ullage.ops.bench.run import RESULT_FORMAT
 
 PROMPT_TOKENS, OUTPUT_TOKENS = 256, 128
-STREAMS = {1: 24, 32: 96}
+STREAMS = {1: 12, 32: 96}
 """Clients at once -> requests of a run."""
 READY_SECONDS, RUN_SECONDS, STOP_SECONDS = 300.0, 900.0, 20.0
 NAME = "tiny"
@@ -75,6 +75,7 @@ def servers(model: Path, hf_folder: Path, peers: Path) -> list[Server]:
 
 def export_with_tokenizer(model: ModelFile, folder: Path) -> None:
     """As a Hugging Face folder, for vLLM and for the generator, which counts tokens by itself."""
+    folder.mkdir()
     export_folder(model, folder)
     model.tokenizer().save(folder / "tokenizer.json")
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": model.spec.max_position}

@@ -18,9 +18,9 @@ REPORT = {
         {
             "duration": 4.0,
             "metrics": {
-                "request_totals": {"successful": 24},
-                "prompt_token_count": {"successful": {"total_sum": 24 * 256.0}},
-                "output_token_count": {"successful": {"total_sum": 24 * 128.0}},
+                "request_totals": {"successful": 12},
+                "prompt_token_count": {"successful": {"total_sum": 12 * 256.0}},
+                "output_token_count": {"successful": {"total_sum": 12 * 128.0}},
                 "time_to_first_token_ms": {"successful": {"median": 20.0, "percentiles": {"p95": 40.0}}},
                 "inter_token_latency_ms": {"successful": {"median": 3.0, "percentiles": {"p95": 5.0}}},
             },
@@ -43,13 +43,13 @@ def generator(folder, report):
 
 def test_a_report_becomes_a_run(tmp_path):
     run = http.load(generator(tmp_path, REPORT), "http://127.0.0.1:1", 1, tmp_path, tmp_path)
-    assert (run["num_requests"], run["output_tokens_per_second"]) == (24, 24 * 128 / 4.0)
+    assert (run["num_requests"], run["output_tokens_per_second"]) == (12, 12 * 128 / 4.0)
     assert run["first_token_ms"] == {"median": 20.0, "p95": 40.0}
 
 
 def test_a_run_in_which_a_request_failed_is_none(tmp_path):
     report = json.loads(json.dumps(REPORT))
-    report["benchmarks"][0]["metrics"]["request_totals"] = {"successful": 23, "errored": 1}
+    report["benchmarks"][0]["metrics"]["request_totals"] = {"successful": 11, "errored": 1}
     with pytest.raises(EngineError, match="not all requests were answered"):
         http.load(generator(tmp_path, report), "http://127.0.0.1:1", 1, tmp_path, tmp_path)
 

@@ -30,7 +30,7 @@ def printed(model: PlannedModel, width: int = 200, request: PlanRequest = REQUES
     spec, types = model.runnable()
     plan = make_plan(spec, types, request, available_bytes=8 << 30, runtime_bytes=runtime_bytes(spec.vocab_size))
     name = f"native (avx512, bf16 weights, {request.kv_type} KV, {request.num_threads} threads)"
-    built = SimpleNamespace(spec=spec, plan=plan, runner_name=name, warning=None)
+    built = SimpleNamespace(spec=spec, plan=plan, runner_name=name, warning=None, chat_template=None)
     console = Console(file=io.StringIO(), width=width)
     _introduce(console, "qwen", model.path, built, 1.0)
     return console.file.getvalue()
