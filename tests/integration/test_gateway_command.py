@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import os
 import signal
 import sys
 from pathlib import Path
@@ -72,6 +74,20 @@ async def test_signals_read_the_file_anew_and_stop_the_program(tmp_path):
             assert await program.process.wait() == 0
     assert "Traceback" not in log.read_text()
     assert "POST /v1/chat/completions 200" in log.read_text()
+
+
+async def test_a_log_that_nobody_reads_holds_no_request_up(tmp_path):
+    path, log = tmp_path / "replicas.toml", tmp_path / "gateway.log"
+    write_replicas(path, {"one": "http://127.0.0.1:1"})
+    os.mkfifo(log)
+    reader = os.open(log, os.O_RDONLY | os.O_NONBLOCK)
+    room = fcntl.fcntl(reader, fcntl.F_SETPIPE_SZ, 4096)
+    async with gateway_program(path) as program, httpx.AsyncClient(base_url=program.url, timeout=20) as client:
+        try:
+            for _ in range(2 * room // len("INFO ullage.gateway.door: GET an unknown address 404")):
+                assert (await client.get("/nowhere")).status_code == 404
+        finally:
+            os.close(reader)
 
 
 def test_without_its_client_library_the_command_says_what_to_install(tmp_path, monkeypatch):

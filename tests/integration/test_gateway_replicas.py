@@ -13,6 +13,9 @@ from tests.gateway_server import RunningGateway, replica_configs, running_gatewa
 from tests.http_server import until
 from tests.scripted_upstream import Asked, ScriptedUpstream, scripted_upstreams, whole_answer
 
+from ullage.gateway.config import GatewayConfig
+from ullage.gateway.gateway import Gateway
+
 NUM_CLIENTS = 6
 
 
@@ -166,6 +169,16 @@ async def test_a_replaced_address_gets_no_requests_and_no_probes_and_its_streams
         assert (await gateway.client.get("/gateway/replicas")).json()["replicas"][0]["url"] == new.url
         release.set()
         assert await streaming == "data: 1\n\ndata: [DONE]\n\n"
+
+
+async def test_a_reload_during_the_start_asks_no_replica_twice():
+    async with scripted_upstreams(ScriptedUpstream()) as ups:
+        wanted = replica_configs(ups)
+        gateway = Gateway(GatewayConfig(health_interval_seconds=60.0), wanted, lambda: wanted)
+        await asyncio.gather(gateway.start(), gateway.reload())
+        assert ups[0].num_probes == 1
+        assert len(gateway.replicas) == 1
+        await gateway.stop()
 
 
 @pytest.mark.parametrize("how", ["killed", "not ready"])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import click
 
+from ullage.base.background_stream import BackgroundStream
 from ullage.base.errors import ConfigError
 from ullage.base.logs import set_up_logging
 from ullage.cli.settings import GATEWAY
@@ -38,7 +40,7 @@ def gateway(replicas: Path, config_path: Path | None, **flags: object) -> int:
     (config,) = load_all(GATEWAY, flags, config_path)
     if find_spec("httpx") is None:
         raise ConfigError("the gateway needs httpx", hint="pip install 'ullage[gateway]'")
-    set_up_logging(config.log_level, config.log_format)
+    set_up_logging(config.log_level, config.log_format, BackgroundStream(sys.stderr))
 
     from ullage.gateway.gateway import Gateway
     from ullage.gateway.replica_file import read_replicas

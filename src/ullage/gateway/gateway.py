@@ -51,7 +51,8 @@ class Gateway:
 
     async def start(self) -> None:
         """Returns when each replica has been asked once."""
-        await self._use(self._wanted)
+        async with self._reloading:  # a signal may come already
+            await self._use(self._wanted)
 
     async def stop(self) -> None:
         tasks = [*self._probing.values(), *self._leaving]

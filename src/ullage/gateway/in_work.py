@@ -59,7 +59,8 @@ class InWork:
         """All waits, now and from now on, end with ``ServerStoppingError``."""
         self._is_cut_off = True
         for clock in self._clocks:
-            clock.reschedule(asyncio.get_running_loop().time())
+            if not clock.expired():  # one whose wait is just ending can't be set again
+                clock.reschedule(asyncio.get_running_loop().time())
 
 
 def _stopping() -> ServerStoppingError:

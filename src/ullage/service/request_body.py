@@ -82,7 +82,8 @@ def _ends_with(event: asyncio.Future[None], clock: asyncio.Timeout) -> Iterator[
     """Lets the clock run out when the event comes."""
 
     def run_out(_: asyncio.Future[None]) -> None:
-        clock.reschedule(asyncio.get_running_loop().time())
+        if not clock.expired():  # one whose wait is just ending can't be set again
+            clock.reschedule(asyncio.get_running_loop().time())
 
     event.add_done_callback(run_out)
     try:

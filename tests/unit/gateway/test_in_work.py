@@ -48,3 +48,22 @@ async def test_cutting_off_ends_waits_now_and_later():
         await waiting
     with pytest.raises(ServerStoppingError):
         await wait()
+
+
+async def test_cutting_off_passes_over_a_wait_whose_time_is_just_over():
+    in_work = InWork(1)
+    late, early = [], []
+
+    async def wait(seconds: float, ended: list[Exception]) -> None:
+        try:
+            async with in_work.within(seconds, TOO_LATE):
+                await asyncio.Event().wait()
+        except (ReplicaTimeoutError, ServerStoppingError) as error:
+            ended.append(error)
+
+    waiting = [asyncio.create_task(wait(0.0, early)), asyncio.create_task(wait(60.0, late))]
+    while not any(clock.expired() for clock in in_work._clocks):  # its task learns of it in the next round
+        await asyncio.sleep(0)
+    in_work.cut_off()
+    await asyncio.gather(*waiting)
+    assert [type(error) for error in (*early, *late)] == [ServerStoppingError, ServerStoppingError]
