@@ -39,25 +39,52 @@ def open_allowances(config: AccessConfig) -> Allowances | None:
 
     :raises ConfigError: limits or store can't be had
     """
-    if config.limits_file is None:
-        if config.access_store is not None:
-            raise ConfigError("access_store has nothing to count", hint="set limits_file as well")
-        return None
-    return Allowances(Path(config.limits_file), open_store(config))
+    check_limits(config)
+    return None if config.limits_file is None else Allowances(Path(config.limits_file), open_store(config))
+
+
+def check_limits(config: AccessConfig) -> None:
+    """All that can be said without the store.
+
+    :raises ConfigError: what limits and store say can't be honoured
+    """
+    where = config.access_store
+    if where is not None and config.limits_file is None:
+        raise ConfigError("access_store has nothing to count", hint="set limits_file as well")
+    if config.redis_password_file is not None:
+        if not is_redis(where):
+            raise ConfigError("redis_password_file is set, but access_store is no Redis")
+        read_secret(Path(config.redis_password_file))
+    if where is not None and is_redis(where):
+        address = urlsplit(where)
+        if address.password or "password" in parse_qs(address.query):
+            raise ConfigError("access_store holds a password", hint="put it into a file and set redis_password_file")
+    if config.limits_file is not None:
+        read_limits_for(config.limits_file, has_store=where is not None)
+
+
+def read_limits_for(file: str | Path, *, has_store: bool) -> Limits:
+    """:raises ConfigError: they can't be honoured"""
+    limits = read_limits(Path(file))
+    if limits.has_quotas and not has_store:
+        hint = "set access_store to a file or to a Redis"
+        raise ConfigError("quotas of a day or month must outlive the server: they need a store", hint=hint)
+    return limits
+
+
+def is_redis(where: str | None) -> bool:
+    return where is not None and re.match(r"(rediss?|unix)://", where) is not None
 
 
 def open_store(config: AccessConfig) -> BookStore:
     """:raises ConfigError: it can't be had"""
-    where = config.access_store
-    if where is None or not re.match(r"(rediss?|unix)://", where):
-        if config.redis_password_file is not None:
-            raise ConfigError("redis_password_file is set, but access_store is no Redis")
-        return MemoryBooks() if where is None else SqliteBooks(Path(where))
-    if urlsplit(where).password or "password" in parse_qs(urlsplit(where).query):
-        raise ConfigError("access_store holds a password", hint="put it into a file and set redis_password_file")
+    where, file = config.access_store, config.redis_password_file
+    if where is None:
+        return MemoryBooks()
+    if not is_redis(where):
+        return SqliteBooks(Path(where))
     from ullage.access.redis_books import RedisBooks, connect
 
-    file = config.redis_password_file
     return RedisBooks(connect(where, None if file is None else read_secret(Path(file))))
 
 
@@ -140,10 +167,7 @@ class Allowances:
 
         :raises ConfigError: it can't be honoured
         """
-        limits = read_limits(path)
-        if limits.has_quotas and isinstance(self._store, MemoryBooks):
-            hint = "set access_store to a file or to a Redis"
-            raise ConfigError("quotas of a day or month must outlive the server: they need a store", hint=hint)
+        limits = read_limits_for(path, has_store=not isinstance(self._store, MemoryBooks))
         return lambda: setattr(self, "limits", limits)
 
     async def check(self, tenant: str) -> None:

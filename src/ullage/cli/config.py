@@ -24,6 +24,7 @@ from ullage.cli.settings import EVERY_NAME, SERVE
 from ullage.cli.settings_flags import SettingsCommand
 
 if TYPE_CHECKING:
+    from ullage.access.config import AccessConfig
     from ullage.engine.build import EngineOptions
     from ullage.service.config import ServiceConfig
 
@@ -96,7 +97,13 @@ class Checked:
             from ullage.service.tracing import check_tracing
 
             self._try(lambda: check_tracing(service))
-        keys_file: str | None = self.instances["Access"].api_keys_file
+        from ullage.access.allowances import check_limits
+        from ullage.service.tls import server_context
+
+        access: AccessConfig = self.instances["Access"]
+        self._try(lambda: server_context(service))
+        self._try(lambda: check_limits(access))
+        keys_file = access.api_keys_file
         if keys_file is not None:
             self._try(lambda: _check_keys_file(Path(keys_file)))
         if model is not None and not self.errors:

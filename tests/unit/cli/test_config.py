@@ -75,6 +75,9 @@ def test_one_mistake_does_not_hide_another(check: Check, monkeypatch: pytest.Mon
         ("max_num_seqs = 1000", "is below max_num_seqs"),
         ("runner = 'numpy'\nthreads = 2", "the numpy runner has only"),
         ("otlp_endpoint = 'here'", "otlp_endpoint is 'here'"),
+        ("limits_file = '/nowhere/limits.toml'", "can't read the limits file"),
+        ("access_store = 'books.db'", "access_store has nothing to count"),
+        ("tls_cert_file = '/nowhere/a.pem'\ntls_key_file = '/nowhere/b.pem'", "/nowhere/"),
         ("api_keys_file = '/nowhere/keys.db'", "there is no folder for the file of API keys"),
     ],
 )
