@@ -72,6 +72,28 @@ async def test_errors_that_are_the_requests_own_eject_nobody():
 
 
 @pytest.mark.parametrize(
+    ("sent", "status", "code"),
+    [
+        (b"no http\r\n\r\n", 400, None),
+        (b"GET / HTTP/1.1\r\nhost: a\r\nx: %b\r\n\r\n" % (b"x" * 100_000), 431, "header_too_large"),
+    ],
+)
+async def test_what_is_no_request_is_told_so_in_the_apis_shape_and_counted(sent, status, code):
+    async with scripted_upstreams(ScriptedUpstream()) as ups, running_gateway(ups) as gateway:
+        host, port = gateway.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(sent)
+        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+        writer.close()
+        assert head.startswith(b"HTTP/1.1 %d" % status)
+        assert b"x-request-id: " in head
+        assert json.loads(body)["error"]["code"] == code
+        async with httpx.AsyncClient() as client:
+            metrics = (await client.get(f"{gateway.url}/metrics")).text
+        assert f'ullage_gateway_connection_refusals_total{{code="{code or "invalid_request_error"}"}} 1.0' in metrics
+
+
+@pytest.mark.parametrize(
     "target",
     [
         "/nowhere",

@@ -15,7 +15,7 @@ import pytest
 from tests.http_server import RunningServer, running_server, until
 from tests.scripted_engine import ScriptedEngine, outputs_for
 
-from ullage.service import client_transport
+from ullage.protocol import client_transport
 from ullage.service import server as server_module
 from ullage.service.config import ServiceConfig
 

@@ -38,6 +38,12 @@ class GatewayConfig:
     send_timeout_seconds: float = setting(
         60.0, "A client that takes nothing of its answer for this many seconds has left.", at_least=0.1
     )
+    send_bytes_per_second: int = setting(
+        1024,
+        "So many bytes that a slow reader takes earn it back a second of send_timeout_seconds.",
+        in_bytes=True,
+        at_least=1,
+    )
     keep_alive_seconds: int = setting(75, "How long an idle connection stays open, in seconds.", at_least=0)
     drain_seconds: float = setting(
         30.0, "How long running requests may go on after a stop signal, in seconds.", at_least=0

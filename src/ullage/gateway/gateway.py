@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from ullage.base.errors import UllageError
@@ -34,12 +35,17 @@ class Gateway:
         self.body_room = BodyRoom(config.max_held_body_bytes)
         self.forwarded = ForwardedHeaders(parse_trusted(config.trusted_proxies))
         self.rotation = Rotation(slack=config.sticky_slack)
+        self.num_refusals: Counter[str] = Counter()
+        """Answers that connections gave by themselves, by error code."""
         self._wanted = replicas
         self._read_replicas = read_replicas
         self._upstreams: dict[Replica, Upstream] = {}
         self._probing: dict[Replica, asyncio.Task[None]] = {}
         self._leaving: set[asyncio.Task[None]] = set()
         self._reloading = asyncio.Lock()
+
+    def note_refusal(self, code: str) -> None:
+        self.num_refusals[code] += 1
 
     @property
     def replicas(self) -> tuple[Replica, ...]:

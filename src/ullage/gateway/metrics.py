@@ -50,10 +50,17 @@ class GatewayCollector(Collector):
         )
         for status, count in sorted(self._num_answers.items()):
             answers.add_metric([str(status or "other")], count)
+        refusals = CounterMetricFamily(
+            PREFIX + "connection_refusals",
+            "Answers that connections gave by themselves, by error code",
+            labels=["code"],
+        )
+        for code, count in self._gateway.num_refusals.items():
+            refusals.add_metric([code], count)
         in_work = GaugeMetricFamily(
             PREFIX + "requests_in_work", "Requests in work", value=self._gateway.in_work.num_requests
         )
-        yield from (requests, outstanding, weight, state, answers, in_work)
+        yield from (requests, outstanding, weight, state, answers, refusals, in_work)
 
 
 def registry_of(gateway: Gateway, num_answers: Mapping[int, int]) -> CollectorRegistry:

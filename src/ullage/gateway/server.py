@@ -20,8 +20,8 @@ import uvicorn
 from ullage.base.errors import ConfigError
 from ullage.gateway.app import create_app
 from ullage.gateway.config import GatewayConfig
-from ullage.gateway.connection import Connection
 from ullage.gateway.gateway import Gateway
+from ullage.protocol import connection
 
 BACKLOG = 512
 FILES_BESIDE_CONNECTIONS = 64
@@ -82,10 +82,11 @@ class Server(uvicorn.Server):
 
     def __init__(self, gateway: Gateway, on_ready: Callable[[str], None]) -> None:
         config = gateway.config
+        connections = partial(connection.Connection, limits=config, on_refusal=gateway.note_refusal)
         super().__init__(
             uvicorn.Config(
                 create_app(gateway),
-                http=cast(type[asyncio.Protocol], partial(Connection, limits=config)),
+                http=cast(type[asyncio.Protocol], connections),
                 ws="none",
                 lifespan="on",
                 log_config=None,
@@ -97,6 +98,7 @@ class Server(uvicorn.Server):
                 timeout_graceful_shutdown=math.ceil(STOP_MARGIN_SECONDS),
             )
         )
+        logging.getLogger(connection.__name__).setLevel(logging.ERROR)  # a warning for each mistake of a client
         self.cut_off = False
         """Requests had to be ended when the drain time was over."""
         self._gateway = gateway

@@ -20,7 +20,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from ullage.base.errors import ConfigError, UllageError
-from ullage.service import connection
+from ullage.protocol import connection
 from ullage.service.config import ServiceConfig
 from ullage.service.service import Service
 from ullage.service.tls import ServedContext, follow_certificate, server_context

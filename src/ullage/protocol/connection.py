@@ -6,7 +6,7 @@ import asyncio
 import logging
 import sys
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import h11
 from uvicorn.config import Config
@@ -14,18 +14,30 @@ from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 from uvicorn.server import ServerState
 
 from ullage.base.errors import HeaderTooLargeError, InvalidRequestError, QueueFullError, RequestError
+from ullage.protocol.client_transport import ClientTransport
 from ullage.protocol.errors import error_reply
 from ullage.protocol.json_text import encode_json
+from ullage.protocol.patience import Patience
 from ullage.protocol.request_id import REQUEST_ID_HEADER, SCOPE_NAME, request_id_of
-from ullage.service.client_transport import ClientTransport
-from ullage.service.config import ServiceConfig
-from ullage.service.patience import Patience
 
 FULL_RETRY_SECONDS = 1.0
 HEADER_PIECE_BYTES = 1 << 12
 MAX_EARLY_BYTES = 1 << 16  # of requests sent before the answer to the one in work
 
 logger = logging.getLogger(__name__)
+
+
+class ConnectionLimits(Protocol):
+    """Settings of those who serve connections."""
+
+    @property
+    def max_connections(self) -> int: ...
+    @property
+    def header_timeout_seconds(self) -> float: ...
+    @property
+    def send_timeout_seconds(self) -> float: ...
+    @property
+    def send_bytes_per_second(self) -> int: ...
 
 
 class Connection(H11Protocol):
@@ -42,9 +54,10 @@ class Connection(H11Protocol):
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
         *,
-        limits: ServiceConfig,
+        limits: ConnectionLimits,
         on_refusal: Callable[[str], None],
     ) -> None:
+        """:param on_refusal: told the code of each answer that is written here"""
         super().__init__(config, server_state, app_state, _loop)
         self.logger = logger
         self._limits = limits

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from ullage.service.patience import Patience
+from ullage.protocol.patience import Patience
 
 
 def test_a_client_that_takes_nothing_uses_it_up():
