@@ -14,11 +14,12 @@ from tests.scripted_engine import scripted_model
 
 from ullage.access.config import AccessConfig
 from ullage.engine.client import EngineClient
+from ullage.protocol.orderly_server import address_of
 from ullage.service.app import create_app
 from ullage.service.config import ServiceConfig
 from ullage.service.known_answer import KnownQuestion
 from ullage.service.served_model import ServedModel
-from ullage.service.server import Server, address_of, bind
+from ullage.service.server import Server, bind
 
 
 @asynccontextmanager

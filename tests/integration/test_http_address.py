@@ -3,8 +3,9 @@ from __future__ import annotations
 import pytest
 
 from ullage.base.errors import ConfigError
+from ullage.protocol.orderly_server import address_of
 from ullage.service.config import ServiceConfig
-from ullage.service.server import address_of, bind
+from ullage.service.server import bind
 
 
 def test_a_port_in_use_is_refused_with_advice():

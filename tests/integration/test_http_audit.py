@@ -15,7 +15,8 @@ from tests.scripted_engine import ScriptedEngine
 
 from ullage.access.config import AccessConfig
 from ullage.access.keys import KeyStore
-from ullage.service.observation import OTHER_METHOD, UNKNOWN_PATH
+from ullage.protocol.known_path import UNKNOWN_PATH
+from ullage.service.observation import OTHER_METHOD
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 

@@ -15,8 +15,7 @@ import pytest
 from tests.http_server import RunningServer, running_server, until
 from tests.scripted_engine import ScriptedEngine, outputs_for
 
-from ullage.protocol import client_transport
-from ullage.service import server as server_module
+from ullage.protocol import client_transport, orderly_server
 from ullage.service.config import ServiceConfig
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
@@ -209,7 +208,7 @@ async def test_an_idle_connection_serves_again_until_its_time_is_over():
 
 
 async def test_a_stop_waits_for_no_request_that_ignores_it(monkeypatch):
-    monkeypatch.setattr(server_module, "STOP_MARGIN_SECONDS", 0.0)
+    monkeypatch.setattr(orderly_server, "STOP_MARGIN_SECONDS", 0.0)
     config = ServiceConfig(port=0, drain_seconds=0.0)
     async with running_server(ScriptedEngine(), config=config) as server, connection(server) as (_, writer):
         writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 100\r\n\r\n{")

@@ -10,19 +10,18 @@ from dataclasses import dataclass, field
 from http import HTTPMethod, HTTPStatus
 
 from starlette.datastructures import MutableHeaders
-from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ullage.base.errors import UllageError
 from ullage.base.logs import FIELDS, REQUEST_ID
 from ullage.gateway.replica import Turn
 from ullage.protocol.disconnect import ClientLeftError
-from ullage.protocol.errors import ErrorReply, error_reply
-from ullage.protocol.json_text import encode_json
+from ullage.protocol.errors import error_reply
+from ullage.protocol.known_path import known_path
+from ullage.protocol.reply import send_reply
 from ullage.protocol.request_id import REQUEST_ID_HEADER, SCOPE_NAME, request_id_of
 
 CLIENT_LEFT = 499
-UNKNOWN_PATH = "an unknown address"
 OTHER_METHOD = "OTHER"
 KNOWN_STATUSES = frozenset({*map(int, HTTPStatus), CLIENT_LEFT})
 
@@ -90,21 +89,6 @@ class Door:
             if record.status != CLIENT_LEFT:
                 raise
             await send_reply(send, error_reply(error))
-
-
-async def send_reply(send: Send, reply: ErrorReply) -> None:
-    headers = [(b"content-type", b"application/json")]
-    headers += [(name.encode(), value.encode()) for name, value in reply.headers.items()]
-    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
-    await send({"type": "http.response.body", "body": encode_json(reply.body)})
-
-
-def known_path(scope: Scope) -> str:
-    """The address as the app writes it. As the client wrote it, it may hold anything: a key is sometimes among it."""
-    for route in scope["app"].routes:
-        if route.matches(scope)[0] is not Match.NONE:
-            return str(route.path_format)
-    return UNKNOWN_PATH
 
 
 def _write_access_line(scope: Scope, record: Record, seconds: float) -> None:

@@ -3,31 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import logging
-import math
 import resource
-import signal
 import socket
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
-from types import FrameType
 from typing import cast
-
-import uvicorn
 
 from ullage.base.errors import ConfigError
 from ullage.gateway.app import create_app
 from ullage.gateway.config import GatewayConfig
 from ullage.gateway.gateway import Gateway
 from ullage.protocol import connection
+from ullage.protocol.orderly_server import BACKLOG, OrderlyServer, address_of
 
-BACKLOG = 512
 FILES_BESIDE_CONNECTIONS = 64
-DRAIN_LOOK_SECONDS = 0.02
-STOP_MARGIN_SECONDS = 5.0
-"""After the drain time has run out, how long the last error events may take to be sent."""
 
 
 def bind(config: GatewayConfig) -> socket.socket:
@@ -38,12 +27,6 @@ def bind(config: GatewayConfig) -> socket.socket:
     except (OSError, OverflowError) as error:
         where = f"{config.host}:{config.port}"
         raise ConfigError(f"can't listen on {where}: {error}", hint="see --host and --port") from error
-
-
-def address_of(bound: socket.socket) -> str:
-    """``http://host:port``, to be shown or pasted."""
-    host, port = bound.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def serve(gateway: Gateway, on_ready: Callable[[str], None]) -> int:
@@ -77,80 +60,31 @@ def allow_open_files(num_files: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (num_files, hard))
 
 
-class Server(uvicorn.Server):
-    """uvicorn, with our way to stop."""
+class Server(OrderlyServer):
+    """Of one gateway."""
 
     def __init__(self, gateway: Gateway, on_ready: Callable[[str], None]) -> None:
         config = gateway.config
         connections = partial(connection.Connection, limits=config, on_refusal=gateway.note_refusal)
-        super().__init__(
-            uvicorn.Config(
-                create_app(gateway),
-                http=cast(type[asyncio.Protocol], connections),
-                ws="none",
-                lifespan="on",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                proxy_headers=False,
-                backlog=BACKLOG,
-                timeout_keep_alive=config.keep_alive_seconds,
-                timeout_graceful_shutdown=math.ceil(STOP_MARGIN_SECONDS),
-            )
-        )
-        logging.getLogger(connection.__name__).setLevel(logging.ERROR)  # a warning for each mistake of a client
-        self.cut_off = False
-        """Requests had to be ended when the drain time was over."""
+        http = cast(type[asyncio.Protocol], connections)
+        super().__init__(create_app(gateway), http, config.keep_alive_seconds, config.drain_seconds)
         self._gateway = gateway
         self._on_ready = on_ready
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._reloading: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
         if sockets:
             self._on_ready(address_of(sockets[0]))
 
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """First what was accepted ends, while the port stays open: whoever comes now is told when to come back."""
-        in_work = self._gateway.in_work
-        in_work.stopping = True
-        deadline = asyncio.get_running_loop().time() + self._gateway.config.drain_seconds
-        while in_work.num_requests and not self.force_exit:
-            if asyncio.get_running_loop().time() >= deadline:
-                self.cut_off = True
-                in_work.cut_off()
-                break
-            await asyncio.sleep(DRAIN_LOOK_SECONDS)
-        await super().shutdown(sockets)
-        if self.force_exit:  # uvicorn would report the tasks that now end with the loop, traceback and all
-            logging.getLogger("uvicorn.error").disabled = True
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Unlike uvicorn's, doesn't raise the signal again at the end: a stop that was asked for is a success."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        previous = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
-        previous[signal.SIGHUP] = signal.signal(signal.SIGHUP, self._handle_reload)
-        try:
-            yield
-        finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)
-
-    def _handle_reload(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - the signature of a handler
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._begin_reload)
-
-    def _begin_reload(self) -> None:
-        self._reloading = asyncio.create_task(self._gateway.reload())
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - the signature of a handler
-        if self.should_exit:
-            self.force_exit = True
-            signal.signal(sig, signal.SIG_DFL)  # should even this hang, the next one ends the process
-        self.should_exit = True
+    def _take_nothing_new(self) -> None:
         self._gateway.in_work.stopping = True
+
+    @property
+    def _num_in_work(self) -> int:
+        return self._gateway.in_work.num_requests
+
+    def _cut_work_off(self) -> None:
+        self._gateway.in_work.cut_off()
+
+    async def _reload(self) -> None:
+        await self._gateway.reload()

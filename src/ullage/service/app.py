@@ -28,6 +28,7 @@ from ullage.base.errors import (
 from ullage.engine.client import EngineClient
 from ullage.protocol.errors import error_reply
 from ullage.protocol.json_text import encode_json
+from ullage.protocol.known_path import known_path
 from ullage.service import health, models
 from ullage.service.allow_list import AllowList
 from ullage.service.chat import create_chat_completion
@@ -37,7 +38,7 @@ from ullage.service.cors import Cors
 from ullage.service.door import Door
 from ullage.service.known_answer import KnownQuestion
 from ullage.service.metrics import CONTENT_TYPE
-from ullage.service.observation import Observer, known_method, known_path
+from ullage.service.observation import Observer, known_method
 from ullage.service.openapi import openapi_document
 from ullage.service.request_record import note_error
 from ullage.service.served_model import ServedModel

@@ -7,10 +7,10 @@ from __future__ import annotations
 import logging
 
 from starlette.datastructures import MutableHeaders
-from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ullage.base.logs import FIELDS, REQUEST_ID
+from ullage.protocol.known_path import known_path
 from ullage.protocol.request_id import REQUEST_ID_HEADER, request_id_of
 from ullage.protocol.request_id import SCOPE_NAME as REQUEST_ID_SCOPE_NAME
 from ullage.service.request_record import CURRENT, RequestRecord
@@ -18,7 +18,6 @@ from ullage.service.service import Service
 
 POLLED_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/metrics"})
 """Asked every few seconds by machines: worth a line only when something is wrong."""
-UNKNOWN_PATH = "an unknown address"
 KNOWN_METHODS = frozenset({"CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE"})
 OTHER_METHOD = "_OTHER"
 """As OpenTelemetry calls them."""
@@ -72,14 +71,6 @@ def known_method(scope: Scope) -> str:
     """One of HTTP's own. A client may send any word, however long."""
     method = str(scope["method"])
     return method if method in KNOWN_METHODS else OTHER_METHOD
-
-
-def known_path(scope: Scope) -> str:
-    """The address as the app writes it. As the client wrote it, it may hold anything: a key is sometimes among it."""
-    for route in scope["app"].routes:
-        if route.matches(scope)[0] is not Match.NONE:
-            return str(route.path_format)
-    return UNKNOWN_PATH
 
 
 def write_access_line(record: RequestRecord) -> None:

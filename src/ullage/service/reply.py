@@ -1,17 +1,14 @@
-"""An error's whole answer, in plain ASGI."""
+"""An error's whole answer, noted in the record of its request."""
 
 from __future__ import annotations
 
 from starlette.types import Send
 
+from ullage.protocol import reply as plain
 from ullage.protocol.errors import ErrorReply
-from ullage.protocol.json_text import encode_json
 from ullage.service.request_record import note_error
 
 
 async def send_reply(send: Send, reply: ErrorReply) -> None:
     note_error(reply)
-    headers = [(b"content-type", b"application/json")]
-    headers += [(name.encode(), value.encode()) for name, value in reply.headers.items()]
-    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
-    await send({"type": "http.response.body", "body": encode_json(reply.body)})
+    await plain.send_reply(send, reply)

@@ -6,33 +6,23 @@ import asyncio
 import contextlib
 import errno
 import gc
-import logging
-import math
 import resource
-import signal
 import socket
-import threading
-from collections.abc import Callable, Iterator
-from types import FrameType
-from typing import Literal
+from collections.abc import Callable
 
-import uvicorn
 from fastapi import FastAPI
 
 from ullage.base.errors import ConfigError, UllageError
 from ullage.protocol import connection
+from ullage.protocol.orderly_server import BACKLOG, OrderlyServer, address_of
 from ullage.service.config import ServiceConfig
 from ullage.service.service import Service
 from ullage.service.tls import ServedContext, follow_certificate, server_context
 
-BACKLOG = 512
 MAX_PORT = 65535
 FAILURE_EXIT_CODE = 1
 FILES_BESIDE_CONNECTIONS = 64
 TLS_CLOSE_SECONDS = 5.0
-DRAIN_LOOK_SECONDS = 0.02
-STOP_MARGIN_SECONDS = 5.0
-"""After the drain time has run out, how long the last error events may take to be sent."""
 
 
 def bind(config: ServiceConfig) -> socket.socket:
@@ -59,12 +49,6 @@ def bind(config: ServiceConfig) -> socket.socket:
         hint = "stop the other program, or choose another --port (0 picks a free one)" if in_use else "see --host"
         raise ConfigError(f"can't listen on {where}: {error.strerror}", hint=hint) from error
     return bound
-
-
-def address_of(bound: socket.socket, scheme: Literal["http", "https"] = "http") -> str:
-    """``http://host:port``, to be shown or pasted."""
-    host, port = bound.getsockname()[:2]
-    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def serve(
@@ -108,49 +92,29 @@ def allow_open_files(num_files: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (num_files, hard))
 
 
-class Server(uvicorn.Server):
-    """uvicorn, with our way to stop."""
+class Server(OrderlyServer):
+    """Of one engine's service."""
 
     def __init__(self, app: FastAPI, config: ServiceConfig, on_ready: Callable[[str], None] | None = None) -> None:
+        # "h11": connections are our own
+        super().__init__(app, "h11", config.keep_alive_seconds, config.drain_seconds)
         self._service: Service = app.state.service
-        super().__init__(
-            uvicorn.Config(
-                app,
-                http="h11",  # connections are our own
-                ws="none",
-                lifespan="on",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                proxy_headers=False,  # uvicorn's would believe every process of this machine
-                backlog=BACKLOG,
-                timeout_keep_alive=config.keep_alive_seconds,
-                timeout_graceful_shutdown=math.ceil(STOP_MARGIN_SECONDS),
-            )
-        )
-        logging.getLogger(connection.__name__).setLevel(logging.ERROR)  # a warning for each mistake of a client
         context = server_context(config)
         self._tls = None if context is None else ServedContext.of(context)
         if self._tls is not None:
             self._service.reloads.register(follow_certificate(self._tls, config))
         self.engine_failed = False
-        self.cut_off = False
-        """Requests had to be ended when the drain time was over."""
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._reloading: asyncio.Task[None] | None = None
         self._handshake_seconds = config.header_timeout_seconds
-        self._drain_seconds = config.drain_seconds
         self._on_ready = on_ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listens by itself, as uvicorn gives a handshake a minute."""
-        self._loop = asyncio.get_running_loop()
         await super().startup([])
         if self.should_exit:
             return
         for bound in sockets or ():
             self.servers.append(
-                await self._loop.create_server(
+                await asyncio.get_running_loop().create_server(
                     self._new_connection,
                     sock=bound,
                     backlog=BACKLOG,
@@ -173,48 +137,19 @@ class Server(uvicorn.Server):
         )
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """First what was accepted ends, while the port stays open: whoever comes now is told when to come back."""
-        self._service.stopping = True
         self.engine_failed = not self._service.engine.status().healthy
-        deadline = asyncio.get_running_loop().time() + self._drain_seconds
-        while self._service.num_active and not self.force_exit:
-            if asyncio.get_running_loop().time() >= deadline:
-                self.cut_off = True
-                self._service.cut_answers_off()
-                break
-            await asyncio.sleep(DRAIN_LOOK_SECONDS)
         await super().shutdown(sockets)
-        if self.force_exit:  # uvicorn would report the tasks that now end with the loop, traceback and all
-            logging.getLogger("uvicorn.error").disabled = True
 
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Unlike uvicorn's, doesn't raise the signal again at the end: a stop that was asked for is a success."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        previous = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
-        previous[signal.SIGHUP] = signal.signal(signal.SIGHUP, self._handle_reload)
-        try:
-            yield
-        finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)
+    def _take_nothing_new(self) -> None:
+        self._service.stopping = True
 
-    def _handle_reload(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - the signature of a handler
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._begin_reload)
+    @property
+    def _num_in_work(self) -> int:
+        return self._service.num_active
 
-    def _begin_reload(self) -> None:
-        self._reloading = asyncio.create_task(self._reload())
+    def _cut_work_off(self) -> None:
+        self._service.cut_answers_off()
 
     async def _reload(self) -> None:
         with contextlib.suppress(UllageError):  # the log has said it
             await self._service.reloads.reload()
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - the signature of a handler
-        if self.should_exit:
-            self.force_exit = True
-            signal.signal(sig, signal.SIG_DFL)  # should even this hang, the next one ends the process
-        self.should_exit = True
-        self._service.stopping = True

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from tests.scripted_engine import ScriptedEngine, scripted_model
 
+from ullage.protocol.known_path import UNKNOWN_PATH, known_path
 from ullage.service.app import create_app
 from ullage.service.config import ServiceConfig
-from ullage.service.observation import OTHER_METHOD, UNKNOWN_PATH, known_method, known_path
+from ullage.service.observation import OTHER_METHOD, known_method
 
 
 @pytest.mark.parametrize(
